@@ -1,0 +1,1 @@
+"""The terminal program: command line and Textual app."""

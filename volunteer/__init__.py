@@ -1,0 +1,1 @@
+"""The volunteer's processes (agent, trainer, aggregator) and what they share."""

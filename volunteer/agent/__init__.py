@@ -1,0 +1,1 @@
+"""The agent process: policy, swarm, round protocol, stats and control socket."""

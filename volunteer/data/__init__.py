@@ -1,0 +1,1 @@
+"""Built-in corpus and RunSpec, shipped as package data."""

@@ -1,0 +1,1 @@
+"""When this machine contributes, and why not."""

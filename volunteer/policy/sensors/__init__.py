@@ -1,0 +1,1 @@
+"""What the machine can tell about itself and its owner."""

@@ -1,0 +1,1 @@
+"""What this machine has given: done here, and confirmed by the swarm."""

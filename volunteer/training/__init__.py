@@ -1,0 +1,1 @@
+"""The torch processes: trainer and aggregator, and the pure functions they use."""
