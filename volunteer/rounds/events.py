@@ -1,0 +1,242 @@
+"""What goes into the round protocol's machine and what comes out of it.
+
+Runs in: agent. Pure values. Events are past tense, actions imperative. The driver (agent or
+simulation) verifies signatures before it hands records in, and does what the actions say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from volunteer.rounds.records import Commit, Contribution, Record
+
+# ------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class RecordArrived:
+    """A record with a verified signature, from a peer, from disk, or our own."""
+
+    record_id: str
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class BlobHeld:
+    """A contribution's blob is here and valid."""
+
+    blob_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRefused:
+    """A contribution's blob is here and not valid, for ever (hash, shape, finiteness, bounds)."""
+
+    blob_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateHeld:
+    """The shared state after `commit_id` is on disk and its hash is the commit's."""
+
+    commit_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateRefused:
+    """Applying `commit_id` gave another hash than it states: nobody may stand on it."""
+
+    commit_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionEncoded:
+    """The trainer has encoded its work on `base`; blob and snapshot are on disk."""
+
+    base: str
+    blob_id: str
+    blob_bytes: int
+    codec: str
+    codec_version: int
+    tokens: int
+    carries: tuple[str, ...]
+    """Sorted ids of own contributions that were folded into the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalComputed:
+    """The aggregator has applied `contributions` to the state of `parent`."""
+
+    parent: str
+    contributions: tuple[str, ...]
+    state_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReported:
+    """The trainer's progress: tokens since its last contribution."""
+
+    tokens_since_contribution: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContributingChanged:
+    """The owner or the idle policy started or stopped the trainer."""
+
+    is_contributing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+Event = (
+    RecordArrived
+    | BlobHeld
+    | BlobRefused
+    | StateHeld
+    | StateRefused
+    | ContributionEncoded
+    | ProposalComputed
+    | WorkReported
+    | ContributingChanged
+    | Ticked
+)
+
+# ------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Have the trainer encode its work on `base` (answer: ContributionEncoded, or nothing)."""
+
+    base: str
+    round_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRecord:
+    """Sign `record`, put it on disk (fsync), hand it back as RecordArrived, then send it."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlob:
+    """Fetch and validate a contribution's blob (answer: BlobHeld or BlobRefused)."""
+
+    contribution_id: str
+    contribution: Contribution
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRecord:
+    """A commit lists a record that is not here: ask any peer for it."""
+
+    record_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeState:
+    """Apply `commit` to its parent's state (answer: StateHeld or StateRefused).
+
+    The parent's state is held. `listed` are the contributions in list order.
+    """
+
+    commit_id: str
+    commit: Commit
+    listed: tuple[Listed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeProposal:
+    """Apply `listed` to the state of `parent` (answer: ProposalComputed)."""
+
+    parent: str
+    listed: tuple[Listed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Fetch the state file of `commit_id` as chunks from several peers (answer: StateHeld)."""
+
+    commit_id: str
+    state_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTo:
+    """The tip is now `commit_id`: rebase the trainer onto its state.
+
+    `pending` are the own contributions whose new part must be in the local weights, now.
+    """
+
+    commit_id: str
+    round_index: int
+    state_hash: str
+    pending: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropWork:
+    """Own work is given up for good; keep the reason (ROUNDS.md rule 29)."""
+
+    contribution_ids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finalise:
+    """`commit_id` and all below it are final: credit is due, old files may go."""
+
+    commit_id: str
+    round_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BanPeer:
+    """Proof of double signing: keep both records, cut the peer off."""
+
+    peer: str
+    first: str
+    second: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseAlarm:
+    """A final commit would have to be left without a reset: stop and tell (rule 18)."""
+
+    final_commit: str
+    other_tip: str
+
+
+Action = (
+    Encode
+    | PublishRecord
+    | FetchBlob
+    | FetchRecord
+    | ComputeState
+    | ComputeProposal
+    | FetchState
+    | MoveTo
+    | DropWork
+    | Finalise
+    | BanPeer
+    | RaiseAlarm
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One contribution as a commit lists it, with what the chain says about its author."""
+
+    contribution_id: str
+    contribution: Contribution
+    is_late: bool = field(default=False)
+    """Made on the parent's parent: half weight (rule 5)."""
+    is_on_probation: bool = field(default=False)
+    """Its author has been listed in fewer than 5 commits (DESIGN.md section 4)."""
