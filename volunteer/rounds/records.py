@@ -11,6 +11,7 @@ ROUNDS.md rules 1-4. Hostile bytes end in `RecordError`, before anything is kept
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -174,7 +175,7 @@ def parse_body(body: bytes) -> Record:
 
 
 def _verify_sorted_set(ids: tuple[str, ...], name: str) -> None:
-    if any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
+    if any(a >= b for a, b in itertools.pairwise(ids)):
         raise RecordError(f"`{name}` is not sorted, or names one id twice")
 
 

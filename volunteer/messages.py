@@ -1,0 +1,410 @@
+"""The messages between our own processes: newline-delimited JSON, typed on both ends.
+
+Runs in: every process. Tensors never travel here: they are files, and messages name them.
+
+Three conversations:
+- tui -> agent over the control socket: `ControlRequest` / `ControlReply`;
+- agent -> trainer over its pipes: `TrainerCommand` / `TrainerEvent`;
+- agent -> aggregator over its pipes: `AggregatorCommand` / `AggregatorEvent`.
+
+Commands are imperative, events past tense. A child reads commands from stdin (end of file: end
+yourself) and writes events to stdout; its log is stderr.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+MAX_LINE_BYTES = 1024 * 1024
+CONTROL_VERSION = 1
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """One line."""
+
+
+# ------------------------------------------------------------------------------------ trainer
+
+
+class OwnWork(msgspec.Struct, frozen=True, kw_only=True):
+    """One of our own contributions, as the books name it (ROUNDS.md rule 28)."""
+
+    contribution_id: str
+    blob_id: str
+    carries: tuple[str, ...]
+
+
+class Rebase(_Message, frozen=True, kw_only=True, tag="rebase"):
+    """Stand on `commit_id`: theta <- G + (theta - P); P <- G, and carry exactly `pending`.
+
+    `works` holds every own contribution that `pending`, or what the trainer carries now, may need.
+    """
+
+    commit_id: str
+    round_index: int
+    state_hash: str
+    pending: tuple[str, ...]
+    works: tuple[OwnWork, ...]
+    known_contributions: tuple[str, ...]
+    """Blob ids of all own signed contributions: a snapshot older than one of them would send its
+    work twice, so its displacement is discarded, with that reason."""
+
+
+class Contribute(_Message, frozen=True, kw_only=True, tag="contribute"):
+    """Encode the work since the last contribution (answer: Encoded, or NothingToContribute)."""
+
+    base: str
+    round_index: int
+
+
+class SaveSnapshot(_Message, frozen=True, kw_only=True, tag="save_snapshot"):
+    """Put everything on disk now (answer: SnapshotSaved)."""
+
+
+class StopTrainer(_Message, frozen=True, kw_only=True, tag="stop"):
+    """Stop before the next micro-batch, save a snapshot, end (answers: Stopping, SnapshotSaved)."""
+
+
+TrainerCommand = Rebase | Contribute | SaveSnapshot | StopTrainer
+
+
+class TrainerStarted(_Message, frozen=True, kw_only=True, tag="started"):
+    """The process is up; nothing is trained before the first Rebase."""
+
+    device: str
+    """As torch names it, e.g. `cuda:0`."""
+    device_name: str
+    inner_step: int
+    tokens_total: int
+    """Tokens ever trained by this volunteer in this run, as the snapshot has it."""
+    last_contribution: Encoded | None
+    """What the snapshot was last encoded as: announced again if its record was never written."""
+
+
+class Rebased(_Message, frozen=True, kw_only=True, tag="rebased"):
+    """The trainer stands on `commit_id` and carries `carried`."""
+
+    commit_id: str
+    carried: tuple[str, ...]
+    discarded_tokens: int
+    """Tokens whose work was given up because the snapshot was older than what was sent."""
+
+
+class Stepped(_Message, frozen=True, kw_only=True, tag="stepped"):
+    """Progress, at most about twice a second."""
+
+    inner_step: int
+    tokens_total: int
+    tokens_since_contribution: int
+    tokens_per_s: float
+    loss: float
+    """Mean training loss since the last message, nats per token."""
+    lr: float
+
+
+class Encoded(_Message, frozen=True, kw_only=True, tag="encoded"):
+    """Blob and snapshot are on disk; the record may be signed."""
+
+    base: str
+    round_index: int
+    blob_id: str
+    blob_bytes: int
+    codec: str
+    codec_version: int
+    tokens: int
+    carries: tuple[str, ...]
+
+
+class NothingToContribute(_Message, frozen=True, kw_only=True, tag="nothing_to_contribute"):
+    """No inner step was taken since the last contribution."""
+
+    base: str
+
+
+class SnapshotSaved(_Message, frozen=True, kw_only=True, tag="snapshot_saved"):
+    """What a kill cannot take any more."""
+
+    inner_step: int
+    tokens_total: int
+    tokens_since_contribution: int
+
+
+class Stopping(_Message, frozen=True, kw_only=True, tag="stopping"):
+    """No further inner step is taken."""
+
+    inner_step: int
+    tokens_total: int
+
+
+class TrainerFailed(_Message, frozen=True, kw_only=True, tag="failed"):
+    """The trainer cannot go on, and ends."""
+
+    error: str
+    """Name of the error class in volunteer.errors."""
+    message: str
+    hint: str
+
+
+TrainerEvent = (
+    TrainerStarted
+    | Rebased
+    | Stepped
+    | Encoded
+    | NothingToContribute
+    | SnapshotSaved
+    | Stopping
+    | TrainerFailed
+)
+
+# --------------------------------------------------------------------------------- aggregator
+
+
+class ListedWork(msgspec.Struct, frozen=True, kw_only=True):
+    """One listed contribution, with all that its weight depends on (DESIGN.md section 4)."""
+
+    contribution_id: str
+    author: str
+    blob_id: str
+    tokens: int
+    is_late: bool
+    is_on_probation: bool
+
+
+class BuildGenesis(_Message, frozen=True, kw_only=True, tag="build_genesis"):
+    """Make the state of round 0 (answer: StateBuilt, or Failed if the spec's hash differs)."""
+
+    request_id: int
+
+
+class ValidateBlob(_Message, frozen=True, kw_only=True, tag="validate_blob"):
+    """Check a contribution's blob: header, codec, shape, finiteness, bounds (BlobValidated)."""
+
+    request_id: int
+    blob_id: str
+    round_index: int
+    codec: str
+    codec_version: int
+
+
+class ApplyCommit(_Message, frozen=True, kw_only=True, tag="apply_commit"):
+    """Aggregate `listed` in order, take the outer step from `parent_state` (answer: StateBuilt)."""
+
+    request_id: int
+    parent_state: str
+    listed: tuple[ListedWork, ...]
+
+
+class EvaluateState(_Message, frozen=True, kw_only=True, tag="evaluate_state"):
+    """Measure the held-out loss of a state (answer: StateEvaluated)."""
+
+    request_id: int
+    state_hash: str
+
+
+AggregatorCommand = BuildGenesis | ValidateBlob | ApplyCommit | EvaluateState
+
+
+class AggregatorStarted(_Message, frozen=True, kw_only=True, tag="started"):
+    """The process is up."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one listed contribution."""
+
+    contribution_id: str
+    weight: float
+    """After the one renormalisation; 0 if refused."""
+    norm: float
+    """Euclidean norm of the decoded pseudo-gradient."""
+    clip_scale: float
+    """1 unless the norm was clipped."""
+    refused_reason: str
+    """Empty, or a sentence."""
+
+
+class StateBuilt(_Message, frozen=True, kw_only=True, tag="state_built"):
+    """The state is in the blob store under its hash."""
+
+    request_id: int
+    state_hash: str
+    outcomes: tuple[Outcome, ...]
+
+
+class BlobValidated(_Message, frozen=True, kw_only=True, tag="blob_validated"):
+    """The verdict on a blob; `reason` is empty if it is valid."""
+
+    request_id: int
+    blob_id: str
+    reason: str
+
+
+class StateEvaluated(_Message, frozen=True, kw_only=True, tag="state_evaluated"):
+    """Held-out loss in nats per token (per byte for the bytes tokenizer)."""
+
+    request_id: int
+    state_hash: str
+    held_out_loss: float
+
+
+class AggregatorFailed(_Message, frozen=True, kw_only=True, tag="failed"):
+    """One request could not be answered; the process goes on."""
+
+    request_id: int
+    error: str
+    message: str
+    hint: str
+
+
+AggregatorEvent = AggregatorStarted | StateBuilt | BlobValidated | StateEvaluated | AggregatorFailed
+
+# ------------------------------------------------------------------------------------ control
+
+
+class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to the agent.
+
+    Verbs: `status`, `stats`, `peers`, `pause`, `resume`, `stop`, `history`, `watch`. `watch`
+    answers with a `ControlReply` a second until the client goes.
+    """
+
+    version: int = CONTROL_VERSION
+    verb: str
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class ControlFault(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request was refused."""
+
+    message: str
+    hint: str = ""
+    exit_code: int = 1
+
+
+class ControlReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent's answer: `result`, or `fault`."""
+
+    version: int = CONTROL_VERSION
+    result: Any = None
+    fault: ControlFault | None = None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """`allmende status --json`: fields may be added, never renamed; units are in the names."""
+
+    state: str
+    """contributing, paused, waiting, starting, catching_up or stopped."""
+    reason: str
+    """The one reason for this state, as a sentence."""
+    resumes_when: str
+    """What ends it; empty while contributing."""
+    run_id: str = ""
+    run_name: str = ""
+    round_index: int = 0
+    """Height of the tip: the round being trained is the one that makes round_index + 1."""
+    inner_step: int = 0
+    state_hash: str = ""
+    tip: str = ""
+    held_out_loss: float | None = None
+    """Nats per byte of the shared state, from the latest evaluation."""
+    train_loss: float | None = None
+    tokens_per_s: float = 0.0
+    num_peers: int = 0
+    peer_id: str = ""
+    listen_addrs: tuple[str, ...] = ()
+    agent_pid: int = 0
+    trainer_pid: int | None = None
+    aggregator_pid: int | None = None
+    device: str = ""
+    last_confirmed_s: float | None = None
+    """Seconds since the swarm last confirmed a contribution of ours; None: never yet."""
+    round_elapsed_s: float = 0.0
+    round_s: float = 0.0
+    final_round_index: int = 0
+    swarm_tokens_per_s: float = 0.0
+    tokens_done: int = 0
+    tokens_confirmed: int = 0
+    tokens_since_contribution: int = 0
+    alarm: str = ""
+    """Set when the round protocol had to stop (ROUNDS.md rule 18)."""
+
+
+class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `allmende peers --json`."""
+
+    peer_id: str
+    addr: str
+    direction: str
+    rtt_ms: float | None
+    connected_s: float
+    round_index: int | None
+    tokens_per_s: float | None
+    state_hash: str | None
+    last_heard_s: float | None
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """`allmende stats --json`: what this machine has given."""
+
+    tokens_done: int = 0
+    tokens_confirmed: int = 0
+    tokens_in_flight: int = 0
+    """In contributions that are not final yet."""
+    tokens_pending: int = 0
+    """Trained, or carried, and not yet in a contribution that can be listed."""
+    tokens_refused: int = 0
+    tokens_dropped: int = 0
+    inner_steps: int = 0
+    rounds_confirmed: int = 0
+    rounds_refused: int = 0
+    contributed_s: float = 0.0
+    energy_kwh: float | None = None
+    """None where the machine cannot measure it."""
+    bytes_by_purpose: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    """purpose -> {"sent": bytes, "received": bytes}."""
+    done_as_of_utc: str = ""
+    confirmed_as_of_utc: str = ""
+
+
+class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed round, as the dashboard's curve shows it (`history` answers a list)."""
+
+    round_index: int
+    commit_id: str
+    state_hash: str
+    held_out_loss: float | None
+    num_contributions: int
+    applied_utc: str
+    own_listed: bool
+
+
+_T = TypeVar("_T")
+
+
+def encode_line(message: msgspec.Struct) -> bytes:
+    """Return `message` as one line of JSON, newline included."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def parse_line(line: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """Parse one line.
+
+    Raises:
+        ValueError: too long or malformed (msgspec's errors are ValueErrors).
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"line of {len(line)} bytes, at most {MAX_LINE_BYTES} allowed")
+    return decoder.decode(line)
+
+
+trainer_command_decoder: msgspec.json.Decoder[TrainerCommand] = msgspec.json.Decoder(TrainerCommand)
+trainer_event_decoder: msgspec.json.Decoder[TrainerEvent] = msgspec.json.Decoder(TrainerEvent)
+aggregator_command_decoder: msgspec.json.Decoder[AggregatorCommand] = msgspec.json.Decoder(
+    AggregatorCommand
+)
+aggregator_event_decoder: msgspec.json.Decoder[AggregatorEvent] = msgspec.json.Decoder(
+    AggregatorEvent
+)
+control_request_decoder = msgspec.json.Decoder(ControlRequest)
+control_reply_decoder = msgspec.json.Decoder(ControlReply)

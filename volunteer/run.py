@@ -1,0 +1,239 @@
+"""The RunSpec: what a run is. Declarative, hashed to `run_id`, never code.
+
+Runs in: every process. Pure, but for `read_run_spec`.
+
+A RunSpec is TOML on disk and canonical JSON where it is hashed and signed. It differs from the
+local `Config`: a RunSpec is the same on every member, a Config is one owner's wishes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from blake3 import blake3
+
+from volunteer.errors import RunSpecError
+from volunteer.rounds.records import Hash, Name
+
+MAX_SPEC_BYTES = 64 * 1024
+_HASH_CONTEXT = b"allmende/run/1\x00"
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+_Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+_Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One TOML table; an unknown key is an error, so that a typing mistake cannot hide."""
+
+
+class ModelSpec(_Table, frozen=True, kw_only=True):
+    """A decoder: RMSNorm, RoPE, SwiGLU, causal attention, no biases, tied embeddings."""
+
+    num_layers: Annotated[int, msgspec.Meta(ge=1, le=256)]
+    dim: Annotated[int, msgspec.Meta(ge=8, le=65536)]
+    """Width of the residual stream; a multiple of 2 * num_heads (RoPE rotates pairs)."""
+    num_heads: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    ffn_dim: Annotated[int, msgspec.Meta(ge=8, le=2**20)]
+    """Hidden width of SwiGLU."""
+    context_tokens: Annotated[int, msgspec.Meta(ge=8, le=2**20)]
+    vocab_size: Annotated[int, msgspec.Meta(ge=2, le=2**20)] = 256
+    rope_base: _Positive = 10000.0
+
+
+class GenesisSpec(_Table, frozen=True, kw_only=True):
+    """How the weights of round 0 are made: an integer stream, the same on every machine."""
+
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+    state_hash: Hash
+    """Hash of the genesis state; verified before anything is trained."""
+
+
+class DataSpec(_Table, frozen=True, kw_only=True):
+    """What is trained on."""
+
+    sources: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=64)]
+    """`builtin:NAME` for the texts that the package ships."""
+    held_out_fraction: _Fraction = 0.05
+    """The last part of each text is for evaluation and is never trained on."""
+    tokenizer: Literal["bytes"] = "bytes"
+
+
+class InnerSpec(_Table, frozen=True, kw_only=True):
+    """The inner optimizer: AdamW, linear warm-up, cosine over rounds to a floor."""
+
+    lr: _Positive
+    beta1: _Fraction = 0.9
+    beta2: _Fraction = 0.95
+    weight_decay: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 0.1
+    clip_norm: _Positive = 1.0
+    warmup_steps: Annotated[int, msgspec.Meta(ge=0, le=10**6)] = 20
+    """Local inner steps, after each start from nothing."""
+    decay_rounds: _Count
+    """Rounds after which the learning rate has reached its floor: shared, so by round."""
+    floor_fraction: _Fraction = 0.1
+    batch_sequences: _Count
+    """Sequences of an inner step; split into micro-batches as the device needs."""
+
+
+class OuterSpec(_Table, frozen=True, kw_only=True):
+    """The outer optimizer: Nesterov on pseudo-gradients (arXiv:2311.08105, Alg. 1)."""
+
+    lr: _Positive = 0.7
+    momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.5
+
+
+class CodecSpec(_Table, frozen=True, kw_only=True):
+    """How a pseudo-gradient is compressed."""
+
+    id: Name = "int4"
+    version: _Count = 1
+    block_elements: Annotated[int, msgspec.Meta(ge=16, le=65536)] = 4096
+    error_feedback_beta: _Fraction = 1.0
+
+
+class RoundSpec(_Table, frozen=True, kw_only=True):
+    """Timing and limits of the round protocol (ROUNDS.md, Parameters)."""
+
+    round_s: Annotated[float, msgspec.Meta(ge=1.0, le=86400.0)] = 600.0
+    target_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0
+    """A member closes early once it has trained this many; 0: never."""
+    min_grace_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 2.0
+    """Floor of grace and failover; both grow with the measured exchange time."""
+    expiry_rounds: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 8
+    demote_rounds: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 8
+    journal_rounds: Annotated[int, msgspec.Meta(ge=2, le=64)] = 8
+    max_contributions: Annotated[int, msgspec.Meta(ge=1, le=256)] = 32
+    quorum: Literal["1/2", "2/3"] = "1/2"
+    """More than this fraction of both rosters: 1/2 for crash faults, 2/3 where strangers matter."""
+
+
+class EvaluationSpec(_Table, frozen=True, kw_only=True):
+    """How the held-out loss of a shared state is measured."""
+
+    num_sequences: _Count = 64
+    """Held-out windows of `context_tokens`, spread evenly over every text; the same every time."""
+
+
+class HardwareSpec(_Table, frozen=True, kw_only=True):
+    """The least that a member needs."""
+
+    ram_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0
+    disk_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0
+
+
+class RunSpec(_Table, frozen=True, kw_only=True):
+    """One training effort."""
+
+    format: Literal[1] = 1
+    name: Name
+    description: Annotated[str, msgspec.Meta(max_length=2000)] = ""
+    licence: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    contact: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    publisher: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    """Peer id of the publisher: the genesis roster, whose signature the spec must carry. Empty for
+    an open run, whose first commit makes its roster; it comes with the package or is one's own."""
+    signature: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{128})?$")] = ""
+    """The publisher's Ed25519 signature of `signed_bytes`, in hex; not part of `run_id`."""
+    model: ModelSpec
+    genesis: GenesisSpec
+    data: DataSpec
+    inner: InnerSpec
+    outer: OuterSpec = msgspec.field(default_factory=OuterSpec)
+    codec: CodecSpec = msgspec.field(default_factory=CodecSpec)
+    rounds: RoundSpec = msgspec.field(default_factory=RoundSpec)
+    evaluation: EvaluationSpec = msgspec.field(default_factory=EvaluationSpec)
+    hardware: HardwareSpec = msgspec.field(default_factory=HardwareSpec)
+
+    @property
+    def run_id(self) -> str:
+        """Lower-case hex of blake3 over what the publisher signs."""
+        return blake3(signed_bytes(self)).hexdigest()
+
+
+def signed_bytes(spec: RunSpec) -> bytes:
+    """Return the canonical bytes of `spec`: sorted JSON without the signature, in a context."""
+    plain = msgspec.structs.replace(spec, signature="")
+    return _HASH_CONTEXT + msgspec.json.encode(plain, order="sorted")
+
+
+def parse_run_spec(text: str, *, source: str) -> RunSpec:
+    """Parse TOML.
+
+    Args:
+        text: the file's content.
+        source: where it came from, for the error message.
+
+    Raises:
+        RunSpecError: malformed, unknown or missing keys, or values that cannot go together.
+    """
+    if len(text) > MAX_SPEC_BYTES:
+        raise RunSpecError(f"{source}: larger than {MAX_SPEC_BYTES} bytes")
+    try:
+        spec = msgspec.convert(tomllib.loads(text), RunSpec)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise RunSpecError(f"{source}: {error}") from error
+    verify_run_spec(spec, source=source)
+    return spec
+
+
+def verify_run_spec(spec: RunSpec, *, source: str) -> None:
+    """Check what no single field shows.
+
+    Raises:
+        RunSpecError: naming every problem.
+    """
+    problems = []
+    if spec.model.dim % (2 * spec.model.num_heads):
+        problems.append("model.dim must be a multiple of 2 * model.num_heads")
+    if spec.data.tokenizer == "bytes" and spec.model.vocab_size != 256:
+        problems.append("model.vocab_size must be 256 for the bytes tokenizer")
+    if spec.data.held_out_fraction >= 0.5:
+        problems.append("data.held_out_fraction must be below 0.5")
+    problems += [
+        f"data.sources: {source_text!r} is not of the form builtin:NAME"
+        for source_text in spec.data.sources
+        if not source_text.startswith("builtin:")
+    ]
+    if (spec.codec.id, spec.codec.version) != ("int4", 1):
+        problems.append(f"codec {spec.codec.id} {spec.codec.version} is unknown; known: int4 1")
+    if problems:
+        raise RunSpecError(f"{source}: " + "; ".join(problems))
+
+
+def read_run_spec(file: Path) -> RunSpec:
+    """Read and parse a RunSpec file.
+
+    Raises:
+        RunSpecError: unreadable or not valid.
+    """
+    try:
+        return parse_run_spec(file.read_text("utf-8"), source=str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunSpecError(f"{file}: {error}") from error
+
+
+def format_run_spec(spec: RunSpec) -> str:
+    """Return `spec` as TOML that `parse_run_spec` reads back to an equal value."""
+    tables = msgspec.to_builtins(spec)
+    lines = [f"{key} = {_toml(value)}" for key, value in tables.items() if not _is_table(value)]
+    for key, table in tables.items():
+        if _is_table(table):
+            lines += ["", f"[{key}]"]
+            lines += [f"{name} = {_toml(value)}" for name, value in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _toml(value: object) -> str:
+    # JSON's strings, numbers and arrays are TOML's as well, except for floats without a point.
+    if isinstance(value, float):
+        text = repr(value)
+        return text if any(c in text for c in ".einf") else text + ".0"
+    return msgspec.json.encode(value).decode()
