@@ -47,7 +47,7 @@ class ModelSpec(_Table, frozen=True, kw_only=True):
 class GenesisSpec(_Table, frozen=True, kw_only=True):
     """How the weights of round 0 are made: an integer stream, the same on every machine."""
 
-    seed: Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     state_hash: Hash
     """Hash of the genesis state; verified before anything is trained."""
 
@@ -189,7 +189,7 @@ def verify_run_spec(spec: RunSpec, *, source: str) -> None:
     problems = []
     if spec.model.dim % (2 * spec.model.num_heads):
         problems.append("model.dim must be a multiple of 2 * model.num_heads")
-    if spec.data.tokenizer == "bytes" and spec.model.vocab_size != 256:
+    if spec.model.vocab_size != 256:
         problems.append("model.vocab_size must be 256 for the bytes tokenizer")
     if spec.data.held_out_fraction >= 0.5:
         problems.append("data.held_out_fraction must be below 0.5")
