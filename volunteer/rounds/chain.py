@@ -1,0 +1,322 @@
+"""What a chain of commits says: a pure function of the commits up to one of them.
+
+Runs in: agent, simulation. Pure.
+
+Nothing else enters: no clock, no gossip, no local state, so the facts at a commit are the same on
+every machine (invariant I7). ROUNDS.md rules 5-13.
+
+A roster pair (previous, current) decides what a quorum is. It changes only when a commit becomes
+final at which it already held (rule 10), or by an explicit reset (rule 11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
+
+from volunteer.rounds.events import Listed
+from volunteer.rounds.records import Commit, Contribution, Leaving
+
+RECENT_COMMITS = 3
+"""A peer listed in the last 3 commits is expected in the next one (rules 13, 22)."""
+PROBATION_ROUNDS = 5
+"""Listed in fewer commits than this, an author is a newcomer (DESIGN.md section 4)."""
+OUTSIDER_RANKS = 4
+"""Peers that the chain does not know stand in after all that it knows, spread by hash."""
+
+Rosters = tuple[frozenset[str], frozenset[str]]
+"""(previous, current)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainRules:
+    """What the RunSpec fixes for every chain of a run's module."""
+
+    run_id: str
+    module_id: str
+    genesis_id: str
+    publisher: str
+    """The genesis roster; empty for an open run, whose first commit makes its roster."""
+    expiry_rounds: int
+    demote_rounds: int
+    max_contributions: int
+    quorum_numerator: int
+    quorum_denominator: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainFacts:
+    """What the chain that ends in `commit_id` says."""
+
+    commit_id: str
+    parent_id: str
+    """Empty for the genesis."""
+    height: int
+    rank: int
+    proposer: str
+    listed: frozenset[str]
+    """Contributions that this commit lists."""
+    seen: Mapping[str, int]
+    """Author -> height of the last commit that lists it."""
+    away: frozenset[str]
+    """Authors that said they leave and have not been listed since."""
+    demoted_until: Mapping[str, int]
+    """Peer -> last height at which it ranks last (rule 12)."""
+    times_listed: Mapping[str, int]
+    """Author -> number of commits that list it, counted up to PROBATION_ROUNDS."""
+    rosters: Rosters
+    rosters_since: int
+    """Height of the commit at which `rosters` began to hold."""
+    resets: int
+    last_reset: int
+    votes_for_parent: frozenset[str]
+    """Voters for the parent that are listed here."""
+    is_parent_prompt: bool
+    """Whether this list alone certifies the parent (rule 8)."""
+    certified_height: int
+    certified_id: str
+    """The highest commit that this chain certifies; the genesis counts as certified."""
+    final_height: int
+    final_id: str
+    """The highest commit that this chain makes final; the genesis counts as final."""
+
+
+def genesis_facts(rules: ChainRules) -> ChainFacts:
+    """Return what is known before the first commit."""
+    roster = frozenset({rules.publisher} - {""})
+    return ChainFacts(
+        commit_id=rules.genesis_id,
+        parent_id="",
+        height=0,
+        rank=0,
+        proposer="",
+        listed=frozenset(),
+        seen=dict.fromkeys(roster, 0),
+        away=frozenset(),
+        demoted_until={},
+        times_listed={},
+        rosters=(roster, roster),
+        rosters_since=0,
+        resets=0,
+        last_reset=0,
+        votes_for_parent=frozenset(),
+        is_parent_prompt=False,
+        certified_height=0,
+        certified_id=rules.genesis_id,
+        final_height=0,
+        final_id=rules.genesis_id,
+    )
+
+
+def is_quorum(rules: ChainRules, rosters: Rosters, peers: frozenset[str]) -> bool:
+    """Return whether `peers` hold more than the quorum's part of both rosters (rule 7)."""
+    return all(
+        len(peers & roster) * rules.quorum_denominator > len(roster) * rules.quorum_numerator
+        for roster in rosters
+    )
+
+
+def active_at(rules: ChainRules, facts: ChainFacts) -> frozenset[str]:
+    """Return the authors listed within `expiry_rounds`, less those that left (rule 6)."""
+    oldest = facts.height - rules.expiry_rounds
+    return frozenset(
+        peer for peer, height in facts.seen.items() if height > oldest and peer not in facts.away
+    )
+
+
+def expected_at(facts: ChainFacts) -> frozenset[str]:
+    """Return the authors that the next round is expected to hear from (rule 22)."""
+    oldest = facts.height - RECENT_COMMITS
+    return frozenset(
+        peer for peer, height in facts.seen.items() if height > oldest and peer not in facts.away
+    )
+
+
+def rank_order(rules: ChainRules, facts: ChainFacts) -> tuple[str, ...]:
+    """Return the active peers in the order in which they may propose a child (rule 13)."""
+    recent = expected_at(facts)
+
+    def key(peer: str) -> tuple[bool, bool, bytes]:
+        is_demoted = facts.demoted_until.get(peer, -1) >= facts.height
+        return (is_demoted, peer not in recent, _peer_hash(rules, facts, peer))
+
+    return tuple(sorted(active_at(rules, facts), key=key))
+
+
+def rank_of(rules: ChainRules, facts: ChainFacts, peer: str) -> int:
+    """Return the rank with which `peer` may propose a child of this commit.
+
+    Peers that the chain does not know come after all that it knows, spread over a few ranks by
+    hash, so that several newcomers rarely propose at once.
+    """
+    order = rank_order(rules, facts)
+    if peer in order:
+        return order.index(peer)
+    return len(order) + _peer_hash(rules, facts, peer)[0] % OUTSIDER_RANKS
+
+
+def _peer_hash(rules: ChainRules, facts: ChainFacts, peer: str) -> bytes:
+    # The parent's hash and not the commit's own, which its proposer could grind.
+    text = f"{rules.run_id}/{rules.module_id}/{facts.height}/{facts.parent_id}/{peer}"
+    return blake3(text.encode()).digest()
+
+
+def commit_problem(
+    rules: ChainRules,
+    parent: ChainFacts,
+    commit: Commit,
+    contributions: Mapping[str, Contribution],
+    leavings: Mapping[str, Leaving],
+) -> str:
+    """Return why `commit` may not follow `parent`, as a sentence; empty if it may.
+
+    Every record that it lists must be in `contributions` and `leavings`.
+    """
+    if (commit.run_id, commit.module_id) != (rules.run_id, rules.module_id):
+        return "it belongs to another run or module"
+    if commit.round_index != parent.height + 1:
+        return f"its height is {commit.round_index}, its parent's {parent.height}"
+    if not 1 <= len(commit.contributions) <= rules.max_contributions:
+        return f"it lists {len(commit.contributions)} contributions"
+    if commit.rank != rank_of(rules, parent, commit.proposer):
+        return "its proposer does not have that rank"
+    bases = (parent.commit_id, parent.parent_id)
+    authors = set()
+    for contribution_id in commit.contributions:
+        contribution = contributions[contribution_id]
+        if contribution.base not in bases or contribution_id in parent.listed:
+            return "it lists a contribution that is too old, or listed already"
+        if (contribution.author, contribution.base) in authors:
+            return "it lists two contributions of one author on one base"
+        authors.add((contribution.author, contribution.base))
+    if any(leavings[leaving_id].base not in bases for leaving_id in commit.leaving):
+        return "it lists an old farewell"
+    return ""
+
+
+def next_facts(
+    rules: ChainRules,
+    known: Mapping[str, ChainFacts],
+    commit_id: str,
+    commit: Commit,
+    contributions: Mapping[str, Contribution],
+    leavings: Mapping[str, Leaving],
+) -> ChainFacts:
+    """Return the facts at `commit`, a valid child of a commit in `known` (rules 6-12)."""
+    parent = known[commit.parent]
+    listed = [contributions[contribution_id] for contribution_id in commit.contributions]
+    authors = frozenset(contribution.author for contribution in listed)
+    votes = _voters(listed, parent.commit_id)
+    facts = replace(
+        parent,
+        commit_id=commit_id,
+        parent_id=parent.commit_id,
+        height=commit.round_index,
+        rank=commit.rank,
+        proposer=commit.proposer,
+        listed=frozenset(commit.contributions),
+        seen={**parent.seen, **dict.fromkeys(authors, commit.round_index)},
+        away=(parent.away - authors) | {leavings[i].author for i in commit.leaving},
+        demoted_until=_demotions(rules, parent, commit),
+        times_listed=_count_listings(parent, authors),
+        votes_for_parent=votes,
+        is_parent_prompt=is_quorum(rules, parent.rosters, votes),
+    )
+    late_votes = _voters(listed, parent.parent_id)
+    return _with_rosters(rules, parent, _with_certificates(rules, known, facts, late_votes))
+
+
+def _with_certificates(
+    rules: ChainRules,
+    known: Mapping[str, ChainFacts],
+    facts: ChainFacts,
+    late_votes: frozenset[str],
+) -> ChainFacts:
+    """Certify the parent by this list, the grandparent by both lists; rules 8 and 9."""
+    parent = known[facts.parent_id]
+    if facts.is_parent_prompt:
+        facts = _certified(facts, parent)
+        if parent.is_parent_prompt:
+            facts = _final(facts, known[parent.parent_id])
+    grandparent = known.get(parent.parent_id)
+    if grandparent is None:
+        return facts
+    votes = parent.votes_for_parent | late_votes
+    if is_quorum(rules, grandparent.rosters, votes):
+        facts = _certified(facts, grandparent)
+        if grandparent.is_parent_prompt:
+            facts = _final(facts, known[grandparent.parent_id])
+    return facts
+
+
+def _certified(facts: ChainFacts, commit: ChainFacts) -> ChainFacts:
+    if commit.height <= facts.certified_height:
+        return facts
+    return replace(facts, certified_height=commit.height, certified_id=commit.commit_id)
+
+
+def _final(facts: ChainFacts, commit: ChainFacts) -> ChainFacts:
+    if commit.height <= facts.final_height:
+        return facts
+    return replace(facts, final_height=commit.height, final_id=commit.commit_id)
+
+
+def _with_rosters(rules: ChainRules, parent: ChainFacts, facts: ChainFacts) -> ChainFacts:
+    """Move the rosters on (rule 10) or reset them (rule 11)."""
+    active = active_at(rules, facts)
+    has_new_final = facts.final_height > parent.final_height
+    if active and has_new_final and facts.final_height >= facts.rosters_since:
+        rosters = (facts.rosters[1], active)
+        if rosters != facts.rosters:
+            facts = replace(facts, rosters=rosters, rosters_since=facts.height)
+        return facts
+    # An open run starts without a roster: its first commit makes one, which counts as a reset.
+    is_open = not facts.rosters[1]
+    idle_heights = facts.height - max(facts.final_height, facts.last_reset)
+    is_expired = idle_heights >= rules.expiry_rounds and not is_quorum(rules, facts.rosters, active)
+    if active and (is_open or is_expired):
+        return replace(
+            facts,
+            rosters=(active, active),
+            rosters_since=facts.height,
+            resets=facts.resets + 1,
+            last_reset=facts.height,
+        )
+    return facts
+
+
+def _voters(listed: list[Contribution], base: str) -> frozenset[str]:
+    return frozenset(c.author for c in listed if c.vote and c.base == base)
+
+
+def _count_listings(parent: ChainFacts, authors: frozenset[str]) -> dict[str, int]:
+    counts = dict(parent.times_listed)
+    for author in authors:
+        counts[author] = min(PROBATION_ROUNDS, counts.get(author, 0) + 1)
+    return counts
+
+
+def _demotions(rules: ChainRules, parent: ChainFacts, commit: Commit) -> dict[str, int]:
+    until = {p: h for p, h in parent.demoted_until.items() if h >= commit.round_index}
+    if commit.rank > 0:
+        missed = rank_order(rules, parent)[: commit.rank]
+        until.update(dict.fromkeys(missed, commit.round_index + rules.demote_rounds - 1))
+    return until
+
+
+def listed_in_order(
+    commit_ids: tuple[str, ...], parent: ChainFacts, contributions: Mapping[str, Contribution]
+) -> tuple[Listed, ...]:
+    """Return the contributions of a child of `parent` with what their weight depends on."""
+    return tuple(
+        Listed(
+            contribution_id=contribution_id,
+            contribution=contributions[contribution_id],
+            is_late=contributions[contribution_id].base != parent.commit_id,
+            is_on_probation=parent.times_listed.get(contributions[contribution_id].author, 0)
+            < PROBATION_ROUNDS,
+        )
+        for contribution_id in commit_ids
+    )
