@@ -1,0 +1,229 @@
+"""The inner optimizer: one AdamW step on flat vectors, in micro-batches.
+
+Runs in: trainer. Stage 1 of a round.
+
+Paper: arXiv:2311.08105, Alg. 1: the inner optimizer of each worker is AdamW (arXiv:1711.05101); its
+state stays with the worker across rounds and is never communicated.
+
+Shape legend: B sequences of a step, T1 = context_tokens + 1, P all parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from volunteer.errors import TrainerError
+from volunteer.run import InnerSpec, ModelSpec
+from volunteer.training.devices import Device
+from volunteer.training.layout import model_layout
+from volunteer.training.model import TrainableWeights, next_token_loss
+
+ADAM_EPSILON = 1e-8
+"""Added to the root of the second moment; the value of the Adam paper and of torch."""
+
+
+class NotFiniteError(TrainerError):
+    """The loss, the gradient or the weights are not finite numbers any more."""
+
+
+@dataclass(slots=True)
+class AdamState:
+    """Both moments, changed in place by `adamw_step`; shape (P,), dtype and device of the weights."""
+
+    mean_P: Tensor
+    square_P: Tensor
+
+    @classmethod
+    def zeros_like(cls, weights_P: Tensor) -> AdamState:
+        """Return the state before the first step."""
+        return cls(torch.zeros_like(weights_P), torch.zeros_like(weights_P))
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one inner step saw."""
+
+    loss: float
+    """Mean over the batch before the step, nats per token."""
+    gradient_norm: float
+    """Before clipping."""
+
+
+def learning_rate(inner: InnerSpec, *, inner_step: int, round_index: int) -> float:
+    """Return the learning rate of an inner step.
+
+    Linear warm-up over local steps, times a cosine over rounds from 1 to `floor_fraction`: rounds
+    are shared, so all members cool down together, however fast they are.
+
+    Args:
+        inner: the hyperparameters.
+        inner_step: local steps taken before this one.
+        round_index: height of the commit that is trained on.
+    """
+    warmup = min(1.0, (inner_step + 1) / max(1, inner.warmup_steps))
+    elapsed = min(1.0, round_index / inner.decay_rounds)
+    cosine = 0.5 * (1.0 + math.cos(math.pi * elapsed))
+    return inner.lr * warmup * (inner.floor_fraction + (1.0 - inner.floor_fraction) * cosine)
+
+
+def decay_ranges(model: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """Return the (start, end) ranges of the flat vector that decay: matrices, but not norms."""
+    ranges: list[tuple[int, int]] = []
+    for slot in model_layout(model):
+        if slot.is_norm:
+            continue
+        if ranges and ranges[-1][1] == slot.offset:
+            ranges[-1] = (ranges[-1][0], slot.end)
+        else:
+            ranges.append((slot.offset, slot.end))
+    return tuple(ranges)
+
+
+def accumulate_gradient(
+    weights: TrainableWeights,
+    windows_BT1: Tensor,
+    model: ModelSpec,
+    *,
+    micro_batch_sequences: int,
+    device: Device,
+    should_stop: Callable[[], bool],
+) -> float | None:
+    """Set `weights.gradient_P` to the gradient of the mean loss over the batch.
+
+    Args:
+        weights: only `gradient_P` is changed.
+        windows_BT1: int64, shape (B, T1), on the weights' device.
+        model: the shape.
+        micro_batch_sequences: sequences per backward pass, at least 1.
+        device: for the precision of the forward passes.
+        should_stop: asked before each micro-batch.
+
+    Returns:
+        The mean loss, nats per token; None if told to stop, with the gradient then unfinished.
+    """
+    weights.gradient_P.zero_()
+    loss_sum = torch.zeros((), dtype=torch.float64, device="cpu")
+    for micro_BT1 in windows_BT1.split(micro_batch_sequences):
+        if should_stop():
+            return None
+        with device.autocast():
+            loss = next_token_loss(weights.parameters, micro_BT1, model)
+        share = len(micro_BT1) / len(windows_BT1)
+        (loss * share).backward()  # type: ignore[no-untyped-call]
+        # Waits for the device, so that a stop is seen within one micro-batch of real time.
+        loss_sum += loss.detach().cpu().double() * share
+    return float(loss_sum)
+
+
+def clip_gradient(gradient_P: Tensor, clip_norm: float) -> float:
+    """Scale the gradient in place to at most `clip_norm`.
+
+    Returns:
+        Its Euclidean norm before.
+
+    Raises:
+        NotFiniteError: the norm is infinite or not a number; nothing was changed.
+    """
+    norm = float(torch.linalg.vector_norm(gradient_P))
+    if not math.isfinite(norm):
+        raise NotFiniteError(f"gradient norm is {norm}")
+    if norm > clip_norm:
+        gradient_P.mul_(clip_norm / norm)
+    return norm
+
+
+def adamw_step(
+    weights_P: Tensor,
+    gradient_P: Tensor,
+    adam: AdamState,
+    inner: InnerSpec,
+    *,
+    lr: float,
+    num_steps: int,
+    ranges: tuple[tuple[int, int], ...],
+) -> None:
+    """Take one AdamW step in place.
+
+    Paper: arXiv:1711.05101, Alg. 2 (decay decoupled from the moments, scaled by the learning rate
+    as torch.optim.AdamW does).
+
+    Args:
+        weights_P: changed.
+        gradient_P: read.
+        adam: changed.
+        inner: betas and weight decay.
+        lr: of this step.
+        num_steps: counting this one, for the bias correction; at least 1.
+        ranges: of `decay_ranges`.
+
+    Cost: one temporary vector of P elements.
+    """
+    for start, end in ranges:
+        weights_P[start:end].mul_(1.0 - lr * inner.weight_decay)
+    adam.mean_P.mul_(inner.beta1).add_(gradient_P, alpha=1.0 - inner.beta1)
+    adam.square_P.mul_(inner.beta2).addcmul_(gradient_P, gradient_P, value=1.0 - inner.beta2)
+    root_P = (adam.square_P / (1.0 - inner.beta2**num_steps)).sqrt_().add_(ADAM_EPSILON)
+    weights_P.addcdiv_(adam.mean_P, root_P, value=-lr / (1.0 - inner.beta1**num_steps))
+
+
+def take_inner_step(
+    weights: TrainableWeights,
+    adam: AdamState,
+    windows_BT1: Tensor,
+    model: ModelSpec,
+    inner: InnerSpec,
+    *,
+    inner_step: int,
+    round_index: int,
+    micro_batch_sequences: int,
+    device: Device,
+    should_stop: Callable[[], bool],
+) -> StepResult | None:
+    """Take one inner step, or none at all.
+
+    Args:
+        weights: changed in place.
+        adam: changed in place.
+        windows_BT1: int64, shape (B, T1), on the weights' device.
+        model: the shape.
+        inner: the hyperparameters.
+        inner_step: local steps taken before this one.
+        round_index: height of the commit that is trained on.
+        micro_batch_sequences: sequences per backward pass.
+        device: for the precision of the forward passes.
+        should_stop: asked before each micro-batch.
+
+    Returns:
+        None if told to stop: weights and moments are then as before.
+
+    Raises:
+        NotFiniteError: loss or gradient is not finite; weights and moments are as before.
+    """
+    loss = accumulate_gradient(
+        weights,
+        windows_BT1,
+        model,
+        micro_batch_sequences=micro_batch_sequences,
+        device=device,
+        should_stop=should_stop,
+    )
+    if loss is None:
+        return None
+    if not math.isfinite(loss):
+        raise NotFiniteError(f"loss is {loss}")
+    norm = clip_gradient(weights.gradient_P, inner.clip_norm)
+    adamw_step(
+        weights.weights_P,
+        weights.gradient_P,
+        adam,
+        inner,
+        lr=learning_rate(inner, inner_step=inner_step, round_index=round_index),
+        num_steps=inner_step + 1,
+        ranges=decay_ranges(model),
+    )
+    return StepResult(loss=loss, gradient_norm=norm)
