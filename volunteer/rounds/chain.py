@@ -182,12 +182,14 @@ def commit_problem(
         return f"it lists {len(commit.contributions)} contributions"
     if commit.rank != rank_of(rules, parent, commit.proposer):
         return "its proposer does not have that rank"
-    bases = (parent.commit_id, parent.parent_id)
+    bases = {parent.commit_id: parent.height, parent.parent_id: parent.height - 1}
     authors = set()
     for contribution_id in commit.contributions:
         contribution = contributions[contribution_id]
-        if contribution.base not in bases or contribution_id in parent.listed:
-            return "it lists a contribution that is too old, or listed already"
+        if contribution_id in parent.listed:
+            return "it lists a contribution that its parent lists already"
+        if bases.get(contribution.base) != contribution.round_index:
+            return "it lists a contribution that was not made on its parent or its parent's parent"
         if (contribution.author, contribution.base) in authors:
             return "it lists two contributions of one author on one base"
         authors.add((contribution.author, contribution.base))

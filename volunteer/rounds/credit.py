@@ -71,16 +71,18 @@ def pending_ids(states: Mapping[str, WorkState], own: Mapping[str, Contribution]
     return sorted(pending, key=lambda i: (own[i].round_index, i))
 
 
-def to_drop(pending: list[str]) -> list[str]:
-    """Return the oldest of `pending` beyond what is carried after a switch (rule 29)."""
-    return pending[: max(0, len(pending) - MAX_CARRIED_AFTER_SWITCH)]
+def to_drop(pending: list[str], limit: int = MAX_CARRIED_AFTER_SWITCH) -> list[str]:
+    """Return the oldest of `pending` beyond `limit` (rule 29: 3 after a switch)."""
+    return pending[: max(0, len(pending) - limit)]
 
 
-def new_tokens(own: Mapping[str, Contribution], contribution_id: str) -> int:
-    """Return the tokens whose work this contribution was the first to contain.
+def new_tokens(own: Mapping[str, Contribution]) -> dict[str, int]:
+    """Return, for each own contribution, the tokens whose work it was the first to contain.
 
     `tokens` of a contribution includes those of all that it carries, so the new ones are what the
     carried ones do not account for.
     """
-    contribution = own[contribution_id]
-    return contribution.tokens - sum(new_tokens(own, k) for k in contribution.carries if k in own)
+    new: dict[str, int] = {}
+    for i in sorted(own, key=lambda i: (own[i].round_index, len(own[i].carries), i)):
+        new[i] = own[i].tokens - sum(new.get(k, 0) for k in own[i].carries)
+    return new

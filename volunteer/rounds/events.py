@@ -52,6 +52,30 @@ class StateRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class StateDropped:
+    """The state file of `commit_id` is no longer on disk; the commit stays verified."""
+
+    commit_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """An action could not be done (trainer or aggregator ended, nobody has the file): ask again.
+
+    `subject` is the id that the action named: a base, commit, parent or contribution.
+    """
+
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDropped:
+    """Read back at a restart: own work that was given up before."""
+
+    contribution_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ContributionEncoded:
     """The trainer has encoded its work on `base`; blob and snapshot are on disk."""
 
@@ -99,6 +123,9 @@ Event = (
     | BlobRefused
     | StateHeld
     | StateRefused
+    | StateDropped
+    | RequestFailed
+    | WorkDropped
     | ContributionEncoded
     | ProposalComputed
     | WorkReported
@@ -194,6 +221,8 @@ class Finalise:
 
     commit_id: str
     round_index: int
+    own_listed: tuple[str, ...]
+    """Own contributions that this makes final."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+"""When a member may propose the next commit, and what it may list.
+
+Runs in: agent, simulation. Pure. ROUNDS.md rules 5, 22 and 23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from volunteer.rounds.chain import RECENT_COMMITS, ChainFacts, expected_at, is_quorum, rank_of
+from volunteer.rounds.fork_choice import subtree
+from volunteer.rounds.knowledge import Knowledge
+
+QUORUM_WAIT_FRACTION = 0.8
+"""Of the failover interval: what a proposer waits for votes beyond its turn."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Timing:
+    """Seconds of one's own clock; `grace_s` and `failover_s` follow the measured exchange time."""
+
+    round_s: float
+    grace_s: float
+    failover_s: float
+    target_tokens: int = 0
+    """Close the round early after this many tokens; 0: never."""
+
+
+def eligible_contributions(
+    known: Knowledge, tip: ChainFacts, banned: Collection[str]
+) -> tuple[str, ...]:
+    """Return the contributions that a child of `tip` may list and whose blobs are held, sorted."""
+    late = known.based_on.get(tip.parent_id, set()) - tip.listed
+    eligible, authors = [], set()
+    for contribution_id in sorted(known.based_on.get(tip.commit_id, set()) | late):
+        contribution = known.contributions[contribution_id]
+        key = (contribution.author, contribution.base)
+        if (
+            contribution.author not in banned
+            and contribution.blob_id in known.blobs
+            and contribution.round_index == known.facts[contribution.base].height
+            and key not in authors
+        ):
+            authors.add(key)
+            eligible.append(contribution_id)
+    return tuple(eligible)
+
+
+def turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> float:
+    """Return how long after the round's close `me` proposes, as things stand (rule 22).
+
+    Rank 0 proposes at once when everyone expected is there with a quorum of votes; rank k after the
+    grace and k failover intervals, and some longer while the votes are no quorum.
+    """
+    rank = rank_of(known.rules, tip, me)
+    held = [
+        known.contributions[i]
+        for i in known.based_on.get(tip.commit_id, ())
+        if known.contributions[i].blob_id in known.blobs
+    ]
+    votes = frozenset(c.author for c in held if c.vote)
+    # A roster of nobody (the start of an open run) has no quorum to wait for.
+    has_quorum = not tip.rosters[1] or is_quorum(known.rules, tip.rosters, votes)
+    # Until the chain has some commits, nobody knows whom to expect: wait the grace.
+    knows_whom = tip.height >= RECENT_COMMITS or len(tip.rosters[1]) > 1
+    is_complete = expected_at(tip) <= {c.author for c in held}
+    if rank == 0 and is_complete and has_quorum and knows_whom:
+        return 0.0
+    delay_s = timing.grace_s + rank * timing.failover_s
+    return delay_s if has_quorum else delay_s + QUORUM_WAIT_FRACTION * timing.failover_s
+
+
+def is_child_on_its_way(
+    known: Knowledge, tip: ChainFacts, elapsed_s: float, round_s: float
+) -> bool:
+    """Return whether another child of `tip` makes a proposal needless (rule 23).
+
+    A child that only its proposer stands on delays nobody: it may be withheld.
+    """
+    tree = known.header_tree()
+    for child in known.children.get(tip.commit_id, ()):
+        if child in known.refused:
+            continue
+        branch = list(subtree(tree, child))
+        if any(known.facts[c].certified_height > tip.height for c in branch):
+            return True
+        standing = frozenset(a for c in branch for a in known.supporters.get(c, ()))
+        if tip.rosters[1] and is_quorum(known.rules, tip.rosters, standing):
+            return True
+        others = standing - {known.facts[child].proposer}
+        if others and elapsed_s < 2 * round_s:
+            return True
+    return False
