@@ -1,0 +1,163 @@
+"""The blob of a contribution: what a member publishes, and what everyone else must survive.
+
+Runs in: trainer (writing), aggregator (parsing). Stages 3 and 4 of a round. Pure, but for the read.
+
+The file is safetensors in canonical form (blob_format.py): "scales" F32 (N,), "codes" U8
+(ceil(P / 2),), and in `__metadata__` what it is for. A reader knows all of that beforehand, so it
+compares; the only freedom a stranger has is in codes and scales, and `verify_bounds` limits that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from volunteer.errors import ContributionRejectedError
+from volunteer.run import CodecSpec
+from volunteer.training.blob_format import (
+    MAX_HEADER_BYTES,
+    TensorEntry,
+    describe_difference,
+    file_bytes,
+    header_bytes,
+)
+from volunteer.training.compression import EncodedGradient, verify_bounds
+
+FORMAT = "allmende/contribution/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobKey:
+    """What a contribution's blob is for; all of it is in the header."""
+
+    run_id: str
+    module_id: str
+    round_index: int
+    """Height of the commit that it was made on."""
+    codec: CodecSpec
+    num_elements: int
+    """P of the run's model."""
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The header's `__metadata__`; safetensors allows strings only."""
+        return {
+            "format": FORMAT,
+            "run_id": self.run_id,
+            "module_id": self.module_id,
+            "round_index": str(self.round_index),
+            "codec": self.codec.id,
+            "codec_version": str(self.codec.version),
+            "num_elements": str(self.num_elements),
+            "block_elements": str(self.codec.block_elements),
+        }
+
+    @property
+    def entries(self) -> tuple[TensorEntry, TensorEntry]:
+        """The file's tensors: scales first, so that they are aligned."""
+        num_blocks = math.ceil(self.num_elements / self.codec.block_elements)
+        return (
+            TensorEntry("scales", "F32", (num_blocks,)),
+            TensorEntry("codes", "U8", (math.ceil(self.num_elements / 2),)),
+        )
+
+    @property
+    def header(self) -> bytes:
+        """The file's beginning."""
+        return header_bytes(self.metadata, self.entries)
+
+    @property
+    def size_bytes(self) -> int:
+        """The file's exact length."""
+        return file_bytes(self.header, self.entries)
+
+
+def write_contribution_blob(encoded: EncodedGradient, key: BlobKey) -> bytes:
+    """Return the blob. Cost: the blob in memory, about P / 2 bytes."""
+    if (encoded.num_elements, encoded.block_elements) != (
+        key.num_elements,
+        key.codec.block_elements,
+    ):
+        raise ValueError(f"a vector of {encoded.num_elements} elements is not one of {key}")
+    scales = encoded.scales.cpu().numpy().astype("<f4", copy=False)
+    return b"".join((key.header, scales.tobytes(), encoded.codes.cpu().numpy().tobytes()))
+
+
+def parse_contribution_blob(data: bytes | npt.NDArray[np.uint8], key: BlobKey) -> EncodedGradient:
+    """Check a stranger's blob and return what it holds.
+
+    Args:
+        data: the blob; a writable array (a private memory map, say) is used without a copy.
+        key: what it has to be for.
+
+    Raises:
+        ContributionRejectedError: with a sentence that says why.
+    """
+    blob = np.frombuffer(data, dtype=np.uint8) if isinstance(data, bytes) else data
+    header = key.header
+    if blob[: len(header)].tobytes() != header:
+        difference = describe_difference(blob[:MAX_HEADER_BYTES].tobytes(), key.metadata)
+        raise ContributionRejectedError(f"the blob is not the one that was due: {difference}")
+    if len(blob) != key.size_bytes:
+        raise ContributionRejectedError(
+            f"the blob has {len(blob)} bytes where {key.size_bytes} are due"
+        )
+    if not blob.flags.writeable:
+        blob = blob.copy()  # torch knows no read-only memory
+    scales_end = len(header) + key.entries[0].size_bytes
+    scales = blob[len(header) : scales_end].view("<f4").astype(np.float32, copy=False)
+    encoded = EncodedGradient(
+        codes=torch.from_numpy(blob[scales_end:]),
+        scales=torch.from_numpy(scales),
+        num_elements=key.num_elements,
+        block_elements=key.codec.block_elements,
+    )
+    verify_bounds(encoded)
+    return encoded
+
+
+def read_contribution_blob(file: Path, key: BlobKey) -> EncodedGradient:
+    """Memory-map a blob and parse it.
+
+    The file must not change while the result is in use; files in a BlobStore never do.
+
+    Raises:
+        ContributionRejectedError: as `parse_contribution_blob`.
+        OSError: the file cannot be read.
+    """
+    if file.stat().st_size == 0:  # cannot be mapped
+        raise ContributionRejectedError("the blob is empty")
+    return parse_contribution_blob(np.memmap(file, dtype=np.uint8, mode="c"), key)
+
+
+class _Claim(msgspec.Struct):
+    round_index: str
+
+
+class _ClaimHeader(msgspec.Struct):
+    metadata: _Claim = msgspec.field(name="__metadata__")
+
+
+def claimed_round_index(file: Path) -> int:
+    """Return the round that a blob says it is for; believe it only where `parse` agrees.
+
+    Raises:
+        ContributionRejectedError: no such claim can be read.
+        OSError: the file cannot be read.
+    """
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        text = stream.read(min(length, MAX_HEADER_BYTES))
+    try:
+        claim = msgspec.json.decode(text, type=_ClaimHeader).metadata.round_index
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ContributionRejectedError("the blob's header is malformed") from error
+    if not (claim.isascii() and claim.isdigit() and len(claim) <= 13):  # below 2^40 and a bit
+        raise ContributionRejectedError("the blob names no round")
+    return int(claim)

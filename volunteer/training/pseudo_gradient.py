@@ -1,0 +1,111 @@
+"""What a member has learned since its last contribution, and how it is sent without losing any.
+
+Runs in: trainer. Stages 3 and 5 of a round. Pure.
+
+A member keeps one moving base P (what its next pseudo-gradient is measured from) and its error
+feedback E (what the codec could not express). DESIGN.md section 3:
+
+    contribute:  D = P - theta;  X = D + beta * E;  Q = decode(encode(X));  E <- X - Q;  P <- theta
+    apply:       theta <- G + (theta - P);  P <- G
+
+so that the steps taken while an exchange was in flight are part of the next D.
+Paper: arXiv:2311.08105, Alg. 1, for D. Differs: P moves with every contribution and every apply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from volunteer.run import CodecSpec
+from volunteer.training import compression
+from volunteer.training.compression import EncodedGradient
+
+EncodedT = TypeVar("EncodedT")
+
+
+class Codec(Protocol[EncodedT]):
+    """A lossy compression. Tests put simpler ones in the place of `DenseCodec`."""
+
+    @property
+    def error_feedback_beta(self) -> float:
+        """How much of the error feedback goes into the next contribution, 0..1."""
+
+    def encode(self, x_P: Tensor) -> EncodedT:
+        """Compress `x_P`, shape (P,), any float dtype."""
+
+    def decode(self, encoded: EncodedT) -> Tensor:
+        """Return the decoded vector, shape (P,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseCodec:
+    """The codec that a RunSpec names (`int4` is the only one)."""
+
+    spec: CodecSpec
+
+    @property
+    def error_feedback_beta(self) -> float:
+        """As the RunSpec says."""
+        return self.spec.error_feedback_beta
+
+    def encode(self, x_P: Tensor) -> EncodedGradient:
+        """Compress (`compression.encode`)."""
+        return compression.encode(x_P, self.spec)
+
+    def decode(self, encoded: EncodedGradient) -> Tensor:
+        """Decode (`compression.decode`)."""
+        return compression.decode(encoded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Contributed(Generic[EncodedT]):
+    """One contribution, before it is signed."""
+
+    encoded: EncodedT
+    quantised_P: Tensor
+    """Q: what every member will decode, in theta's dtype."""
+    residual_P: Tensor
+    """The new error feedback."""
+
+
+def contribute(
+    theta_P: Tensor, base_P: Tensor, residual_P: Tensor, codec: Codec[EncodedT]
+) -> Contributed[EncodedT]:
+    """Encode the work since the last contribution; the caller then moves its base: P <- theta.
+
+    Args:
+        theta_P: local weights, shape (P,), fp32 (fp64 in tests); not changed.
+        base_P: P, same shape and dtype; not changed.
+        residual_P: E, same shape and dtype; not changed.
+        codec: the run's codec.
+
+    Raises:
+        ContributionRejectedError: the weights have run away (not finite, or beyond the codec).
+
+    Cost: three vectors of P elements at the peak.
+    """
+    corrected_P = residual_P * codec.error_feedback_beta
+    corrected_P += base_P - theta_P
+    encoded = codec.encode(corrected_P)
+    quantised_P = codec.decode(encoded).to(theta_P.dtype)
+    corrected_P -= quantised_P
+    return Contributed(encoded=encoded, quantised_P=quantised_P, residual_P=corrected_P)
+
+
+def rebase(theta_P: Tensor, base_P: Tensor, weights_P: Tensor) -> tuple[Tensor, Tensor]:
+    """Stand on the shared weights G and keep the displacement from the old base.
+
+    Args:
+        theta_P: local weights, shape (P,); not changed.
+        base_P: P, what the displacement is measured from; not changed.
+        weights_P: G, same shape, dtype and device; not changed.
+
+    Returns:
+        theta' = G + (theta - P) and P' = G, both new tensors.
+    """
+    moved_P = theta_P - base_P
+    moved_P += weights_P
+    return moved_P, weights_P.clone()
