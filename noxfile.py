@@ -47,7 +47,7 @@ def pytest_arguments(session: nox.Session) -> list[str]:
 
 @nox.session(venv_backend="none")
 def environment(session: nox.Session) -> None:
-    """Make or refresh `.nox/all`: the package, built and installed as a volunteer's, and the tools."""
+    """Make or refresh `.nox/all`: the installed package and the tools."""
     if not ENVIRONMENT.exists():
         session.run(sys.executable, "-m", "venv", str(ENVIRONMENT), external=True)
     tools = ("nox", *groups("test", "lint", "types", "arch"))
@@ -98,7 +98,7 @@ def install(session: nox.Session) -> None:
     """Install with the README's command into an empty home, run the program, and uninstall."""
     home = Path(session.create_tmp()).absolute() / "a home"
     home.mkdir(exist_ok=True)
-    fresh = {"HOME": str(home), "XDG_DATA_HOME": "", "PIPX_HOME": "", "PIPX_BIN_DIR": ""}
+    fresh = {"HOME": str(home), "XDG_DATA_HOME": None, "PIPX_HOME": None, "PIPX_BIN_DIR": None}
     session.run("sh", "packaging/install.sh", env=fresh, external=True)
     session.run(str(home / ".local/bin/allmende"), "version", env=fresh, external=True)
     session.run("sh", "packaging/install.sh", "--uninstall", env=fresh, external=True)

@@ -111,11 +111,14 @@ remove_broken_venv() {
 
 install_program() {
   remove_broken_venv
-  (cd / && "$pipx" install --force --python "$python" "$checkout") || stop \
+  bin_dir=$("$pipx" environment --value PIPX_BIN_DIR)
+  # An installed program keeps its Python: pipx takes either --force or --python.
+  if allmende_venv >/dev/null; then set -- --force; else set -- --python "$python"; fi
+  # With bin_dir on PATH pipx does not advise what check_path does.
+  (cd / && PATH="$bin_dir:$PATH" "$pipx" install "$@" "$checkout") || stop \
     "the program could not be installed; the message above says why." \
     "Most often the network or the disk's space is missing. What was downloaded is kept:" \
     "run the same command again."
-  bin_dir=$("$pipx" environment --value PIPX_BIN_DIR)
   "$bin_dir/allmende" --help >/dev/null || stop "the program is installed but does not start:" \
     "  $bin_dir/allmende --help" "shows why."
 }
@@ -140,8 +143,19 @@ finish() {
   echo "  allmende start    without a terminal;  allmende status  and  allmende stop  then"
 }
 
+remove_private_pipx() {
+  # pipx's own pip goes too, unless other programs were installed with it.
+  if [ -z "$("$pipx" list --short 2>/dev/null)" ]; then
+    rm -rf -- "$("$pipx" environment --value PIPX_SHARED_LIBS)"
+  fi
+  rm -rf -- "$private_pipx"
+}
+
 uninstall() {
-  pipx=$(find_pipx) || stop "found no pipx, so allmende was not installed by this script."
+  pipx=$(find_pipx) || {
+    echo "allmende is not installed: there is no pipx here."
+    return 0
+  }
   if venv=$(allmende_venv); then
     if "$venv/bin/allmende" status >/dev/null 2>&1; then
       "$venv/bin/allmende" stop || stop "allmende is running and did not stop; nothing was removed."
@@ -155,7 +169,7 @@ print(places.data_dir, places.config_file, places.log_dir, sep="\n")' 2>/dev/nul
     echo "allmende is not installed."
     data=
   fi
-  rm -rf -- "$private_pipx"
+  if [ "$pipx" = "$private_pipx/bin/pipx" ]; then remove_private_pipx; fi
   if [ -n "$data" ]; then
     echo "Kept, since it is yours (identity, statistics, checkpoints, settings, logs); delete it to be rid of it:"
     printf '%s\n' "$data" | sed 's/^/  /'
