@@ -1,0 +1,167 @@
+"""The live view.
+
+Runs in: tui. It shows what tui.feed learns, at most once a second, and sends the owner's commands.
+Closing it changes nothing for the agent, and it says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import ClassVar
+
+from textual import events, work
+from textual.app import App
+from textual.binding import Binding, BindingType
+
+from tui import view_state
+from tui.feed import AgentFeed
+from tui.screens.dialogs import PAUSE_FOREVER, HelpDialog, PauseDialog, StopDialog
+from tui.screens.main import MainScreen
+from tui.view_state import Link, Snapshot
+from tui.wording import clean
+from volunteer.errors import ControlError
+from volunteer.locations import Locations
+
+DRAW_EVERY_S = 0.9
+# The agent's statuses come every second, give or take the scheduling.
+DRAW_UNFOCUSED_EVERY_S = 10.0
+# Nobody looks closely; what is drawn still does not become wrong.
+STOP_DEADLINE_S = 60.0
+_STOPPED = "The agent has stopped; its work is saved. `allmende start` starts it again."
+
+
+def local_now() -> datetime:
+    """Return the wall-clock time with the local time zone."""
+    return datetime.now().astimezone()
+
+
+class AllmendeApp(App[None]):
+    """Dashboard, peers and stats of one agent."""
+
+    TITLE = "Allmende"
+    CSS_PATH = "app.tcss"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("p", "pause_or_resume", "Pause/resume"),
+        Binding("s", "start_agent", "Start"),
+        Binding("q", "close_view", "Close view"),
+        Binding("Q", "stop_agent", "Stop agent"),
+        Binding("question_mark,f1", "help", "Help", key_display="?"),
+        Binding("ctrl+q", "close_view", "Close view", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        locations: Locations,
+        *,
+        start_if_none: bool = True,
+        clock: Callable[[], datetime] = local_now,
+        make_feed: type[AgentFeed] | Callable[..., AgentFeed] = AgentFeed,
+    ) -> None:
+        """Show nothing yet.
+
+        Args:
+            locations: where the agent's socket is.
+            start_if_none: start an agent if none runs.
+            clock: wall clock with a time zone.
+            make_feed: called as AgentFeed is.
+        """
+        super().__init__()
+        self.animation_level = "none"
+        self._clock = clock
+        self._start_if_none = start_if_none
+        self._main = MainScreen(clock)
+        self._feed = make_feed(locations, self._on_change, clock=clock)
+        self._drawn_at = float("-inf")
+        self._draw_every_s = DRAW_EVERY_S
+
+    def on_mount(self) -> None:
+        """Begin to follow the agent."""
+        self.push_screen(self._main)
+        self.run_worker(self._feed.run(start_if_none=self._start_if_none), exit_on_error=True)
+
+    def on_app_focus(self, event: events.AppFocus) -> None:
+        """Go on at full pace: somebody looks."""
+        del event
+        self._draw_every_s = DRAW_EVERY_S
+        self._feed.set_visible(True)
+        self._draw(self._feed.snapshot)
+
+    def on_app_blur(self, event: events.AppBlur) -> None:
+        """Ask for nothing and draw rarely while the terminal is not the focused window."""
+        del event
+        self._draw_every_s = DRAW_UNFOCUSED_EVERY_S
+        self._feed.set_visible(False)
+
+    def _on_change(self, snapshot: Snapshot, is_urgent: bool) -> None:
+        if is_urgent or time.monotonic() - self._drawn_at >= self._draw_every_s:
+            self._draw(snapshot)
+
+    def _draw(self, snapshot: Snapshot) -> None:
+        self._drawn_at = time.monotonic()
+        self._main.show(snapshot)
+        self.refresh_bindings()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer only what can be done now."""
+        del parameters
+        link = self._feed.snapshot.link
+        if action == "start_agent":
+            return link is Link.GONE
+        if action in ("pause_or_resume", "stop_agent"):
+            return link in (Link.LIVE, Link.SILENT)
+        return True
+
+    def action_help(self) -> None:
+        """Explain keys and words."""
+        self.push_screen(HelpDialog())
+
+    def action_close_view(self) -> None:
+        """Close the view only, and say what goes on."""
+        self.exit(message=view_state.closing_note(self._feed.snapshot))
+
+    @work(exclusive=True, group="command")
+    async def action_pause_or_resume(self) -> None:
+        """Resume at once; before a pause say what it costs."""
+        status = self._feed.snapshot.status
+        if status is not None and status.state == "paused":
+            await self._command("resume", {})
+            return
+        for_s = await self.push_screen_wait(PauseDialog(status))
+        if for_s is not None:
+            await self._command("pause", {} if for_s == PAUSE_FOREVER else {"for_s": for_s})
+
+    @work(exclusive=True, group="command")
+    async def action_stop_agent(self) -> None:
+        """Ask once, stop the agent, close the view."""
+        if not await self.push_screen_wait(StopDialog()):
+            return
+        self.notify("The agent saves its work and ends.", title="Stopping")
+        try:
+            await self._feed.stop_agent(STOP_DEADLINE_S)
+        except ControlError as error:
+            self._say(error)
+            return
+        self.exit(message=_STOPPED)
+
+    @work(exclusive=True, group="command")
+    async def action_start_agent(self) -> None:
+        """Start the agent again."""
+        await self._feed.start_agent()
+
+    async def _command(self, verb: str, args: dict[str, float]) -> None:
+        try:
+            await self._feed.request(verb, args)
+        except ControlError as error:
+            self._say(error)
+
+    def _say(self, error: ControlError) -> None:
+        text = clean(f"{error}. {error.hint}" if error.hint else str(error))
+        self.notify(text, title="Not done", severity="error", markup=False)
+
+
+def run_app(locations: Locations) -> None:
+    """Run the view in this terminal until it is closed."""
+    AllmendeApp(locations).run()

@@ -1,0 +1,335 @@
+"""The command line: `allmende` and its verbs.
+
+Runs in: the command line. Every verb is a client of the agent; what costs time to import (textual,
+psutil) is imported by the verb that needs it. `--json` prints the structs of volunteer.messages.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import msgspec
+import typer
+
+from tui import launch
+from tui.client import ControlClient
+from tui.durations import parse_duration
+from tui.wording import clean, format_duration
+from volunteer.errors import ControlError, VolunteerError
+from volunteer.locations import Locations
+from volunteer.messages import PeerStatus, RoundPoint, Stats, Status
+
+STOP_DEADLINE_S = 60.0
+# The agent stops the trainer, which saves its work first; slow disks take their time.
+HISTORY_LIMIT = 2000
+# Rounds in one reply; about 350 bytes each, so below MAX_LINE_BYTES.
+
+app = typer.Typer(
+    help="Lend your idle GPU to train an open model. Stops the moment you need the machine.",
+    epilog="Exit status: 0 done, 1 refused or failed, 2 bad usage, 3 no agent runs.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def main() -> NoReturn:
+    """Run the command line; every expected failure is one line with a hint and a status."""
+    try:
+        app(prog_name="allmende")
+    except VolunteerError as error:
+        sys.stderr.write(f"allmende: {error}\n")
+        if error.hint:
+            sys.stderr.write(f"  hint: {error.hint}\n")
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader (head, less) has enough; a second error while flushing would be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _locations() -> Locations:
+    return Locations.from_environment(os.environ)
+
+
+def _client() -> ControlClient:
+    return ControlClient(_locations().control_socket)
+
+
+def _write(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _write_json(value: object) -> None:
+    _write(msgspec.json.encode(value).decode())
+
+
+def _duration(text: str | float) -> float:
+    # typer also passes values that are parsed already.
+    if isinstance(text, float):
+        return text
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _positive(value: float | None) -> float | None:
+    if value is not None and not 0.0 < value < float("inf"):
+        raise typer.BadParameter(f"{value} is not above 0")
+    return value
+
+
+@app.callback(invoke_without_command=True)
+def view(context: typer.Context) -> None:
+    """Without a verb: the live view; starts the agent if none runs."""
+    if context.invoked_subcommand is not None:
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
+        status()
+        return
+    # Textual draws on stderr, so all three have to be the terminal.
+    from tui.app import run_app
+
+    run_app(_locations())
+
+
+@app.command()
+def start(
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MULTIADDR", help="Listen here, as /ip4/0.0.0.0/tcp/4001."),
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(metavar="MULTIADDR", help="Connect to this peer at first.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1; default: the best.")
+    ] = None,
+    round_s: Annotated[
+        float | None,
+        typer.Option(metavar="S", callback=_positive, help="Round length, for runs of your own."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="CPU threads; 0: all but one.")
+    ] = None,
+    ignore_idle: Annotated[
+        bool, typer.Option("--ignore-idle", help="Contribute whatever the idle policy says.")
+    ] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in this terminal; Ctrl+C stops it.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start the agent in the background. Closing the terminal does not stop it."""
+    options = launch.AgentOptions(
+        listen=tuple(listen or ()),
+        bootstrap=tuple(bootstrap or ()),
+        ignore_idle=ignore_idle,
+        device=device,
+        round_s=round_s,
+        threads=threads,
+    )
+    locations = _locations()
+    running = launch.find_agent(locations)
+    if running is not None:
+        _verify_same_options(running, options)
+    elif foreground:
+        sys.exit(launch.exec_agent(options))
+    current = running or launch.start_agent(locations, options)
+    if as_json:
+        _write_json(current)
+        return
+    what = "An agent runs already" if running else "The agent runs now"
+    _write(
+        f"{what}, in the background (process {current.agent_pid}).",
+        *_status_head(current),
+        "  see it: allmende    pause: allmende pause    stop it: allmende stop",
+    )
+
+
+def _verify_same_options(running: Status, options: launch.AgentOptions) -> None:
+    """Check that the running agent is what was asked for.
+
+    Raises:
+        ControlError: it was started with other flags, or the system does not tell with which.
+    """
+    wanted = options.to_argv()
+    if not wanted or launch.running_options(running.agent_pid) == wanted:
+        return
+    raise ControlError(
+        f"an agent runs already (process {running.agent_pid}), and not with these flags",
+        hint="`allmende stop` first; or set ALLMENDE_HOME to another folder for a second one",
+    )
+
+
+def _status_head(current: Status) -> tuple[str, ...]:
+    from tui.view_state import state_sentence
+
+    return (f"  {state_sentence(current)}",)
+
+
+@app.command()
+def stop(as_json: AsJson = False) -> None:
+    """Stop the agent, after it has saved its work."""
+    with _client() as client:
+        last = client.request("status", Status) if as_json else None
+        # An agent of another version must be stoppable, or it could never be replaced.
+        client.request("stop", object, any_version=True)
+        client.wait_closed(STOP_DEADLINE_S)
+    if last is not None:
+        _write_json(msgspec.structs.replace(last, state="stopped", trainer_pid=None))
+        return
+    _write("The agent has stopped; its work is saved. `allmende start` starts it again.")
+
+
+@app.command()
+def pause(
+    for_s: Annotated[
+        float | None,
+        typer.Option("--for", metavar="DURATION", parser=_duration, help="As 90s, 15m, 2h, 1d."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pause at once and free the device. No trained step is lost."""
+    with _client() as client:
+        client.request("pause", object, {} if for_s is None else {"for_s": for_s})
+        current = client.request("status", Status)
+    if as_json:
+        _write_json(current)
+        return
+    how_long = f" for {format_duration(for_s)}" if for_s is not None else ""
+    _write(
+        f"Paused{how_long}. `allmende resume` ends the pause.",
+        *_status_head(current),
+    )
+
+
+@app.command()
+def resume(as_json: AsJson = False) -> None:
+    """End the pause. Other reasons not to contribute still count."""
+    with _client() as client:
+        client.request("resume", object)
+        current = client.request("status", Status)
+    if as_json:
+        _write_json(current)
+        return
+    _write(*(line.strip() for line in _status_head(current)))
+
+
+@app.command()
+def status(as_json: AsJson = False) -> None:
+    """Say what the agent does, and why."""
+    with _client() as client:
+        current = client.request("status", Status)
+    if as_json:
+        _write_json(current)
+        return
+    from tui.view_state import status_lines
+
+    _write(*status_lines(current))
+
+
+@app.command()
+def stats(
+    csv_file: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Also write one row a committed round."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this machine has given."""
+    with _client() as client:
+        figures = client.request("stats", Stats)
+        if csv_file is not None:
+            points = client.request("history", list[RoundPoint], {"limit": HISTORY_LIMIT})
+            _write_csv(csv_file, points)
+    if as_json:
+        _write_json(figures)
+        return
+    from datetime import datetime
+
+    from tui.view_state import align, stats_rows, traffic_table
+
+    now = datetime.now().astimezone()
+    _write(*(f"{label:<24} {value}" for label, value in stats_rows(figures, now)))
+    if figures.bytes_by_purpose:
+        _write("", *align(traffic_table(figures), 120))
+
+
+def _write_csv(csv_file: Path, points: list[RoundPoint]) -> None:
+    import csv
+
+    try:
+        with csv_file.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(RoundPoint.__struct_fields__)
+            writer.writerows(msgspec.structs.astuple(point) for point in points)
+    except OSError as error:
+        raise VolunteerError(f"{csv_file} could not be written: {error.strerror}") from error
+
+
+@app.command()
+def peers(as_json: AsJson = False) -> None:
+    """List the peers this machine is connected with."""
+    with _client() as client:
+        listed = client.request("peers", list[PeerStatus])
+        own_state = client.request("status", Status).state_hash
+    if as_json:
+        _write_json(listed)
+        return
+    from tui.view_state import align, peer_table
+
+    if not listed:
+        _write("No peers. The agent trains alone, as a swarm of one, until some are found.")
+        return
+    _write(*align(peer_table(listed, own_state=own_state), 160))
+
+
+@app.command()
+def demo(
+    volunteers: Annotated[int, typer.Option(min=1, max=16, help="Agents to start.")] = 3,
+    minutes: Annotated[float, typer.Option(callback=_positive, help="How long.")] = 2.0,
+    verify: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Check a kept demo's records again.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep everything in this folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a whole swarm on this machine, in a folder of its own."""
+    from tui.demo import run_demo, verify_demo
+
+    flags = ("--json",) if as_json else ()
+    if verify is not None:
+        if keep is not None:
+            raise typer.BadParameter("--verify and --keep exclude each other")
+        sys.exit(verify_demo(verify, flags))
+    sys.exit(run_demo(volunteers, minutes, keep, flags))
+
+
+@app.command()
+def version(as_json: AsJson = False) -> None:
+    """Print the version of the program."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed_version
+
+    try:
+        text = installed_version("allmende")
+    except PackageNotFoundError:
+        text = "not installed (run from a checkout)"
+    if as_json:
+        _write_json({"version": text})
+        return
+    _write(f"allmende {clean(text)}")
+
+
+if __name__ == "__main__":
+    main()
