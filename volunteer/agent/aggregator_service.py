@@ -1,0 +1,137 @@
+"""Keeps the aggregator running while it is wanted, and asks it things.
+
+Runs in: agent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from volunteer.agent.backoff import Backoff
+from volunteer.agent.child import Child
+from volunteer.errors import VolunteerError
+from volunteer.messages import (
+    AggregatorCommand,
+    AggregatorEvent,
+    AggregatorFailed,
+    AggregatorStarted,
+    aggregator_event_decoder,
+)
+
+log = logging.getLogger(__name__)
+
+
+class AggregatorLostError(VolunteerError):
+    """The aggregator ended before it answered."""
+
+
+class AggregatorRefusedError(VolunteerError):
+    """The aggregator could not do what was asked."""
+
+
+class AggregatorService:
+    """One aggregator process, started when wanted."""
+
+    def __init__(self, run_dir: Path, module_id: str, log_file: Path) -> None:
+        """Serve one module of one run."""
+        self._argv = [sys.executable, "-m", "volunteer.training.aggregator"]
+        self._argv += ["--run-dir", str(run_dir), "--module", module_id, "--threads", "1"]
+        self._log_file = log_file
+        self._wanted = trio.Event()
+        self._child: Child[AggregatorEvent] | None = None
+        self._started = trio.Event()
+        self._ids = itertools.count(1)
+        self._answers: dict[int, trio.Event] = {}
+        self._replies: dict[int, AggregatorEvent] = {}
+        self._backoff = Backoff()
+        self._scope = trio.CancelScope()
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return self._child.pid if self._child is not None else None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it crashed too often to be started again by itself."""
+        return self._backoff.is_broken
+
+    def want(self) -> None:
+        """Have it run."""
+        if not self._wanted.is_set():
+            self._backoff.note_progress()
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """End it at once: it keeps nothing in memory that matters."""
+        if self._wanted.is_set():
+            self._wanted = trio.Event()
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Keep it running while wanted, for ever."""
+        while True:
+            await self._wanted.wait()
+            with trio.CancelScope() as self._scope:
+                await self._run_once()
+            self._child = None
+            if self._started.is_set():  # otherwise questions still wait on it
+                self._started = trio.Event()
+            for answer in self._answers.values():
+                answer.set()
+            if self._wanted.is_set():
+                wait_s = self._backoff.note_crash()
+                log.warning("aggregator ended: next start in %.0f s", wait_s)
+                if self._backoff.is_broken:
+                    self._wanted = trio.Event()
+                    continue
+                await trio.sleep(wait_s)  # noqa: TID251 - a crashed child is given time
+
+    async def _run_once(self) -> None:
+        child = await Child.start(
+            self._argv, self._log_file, aggregator_event_decoder, "aggregator"
+        )
+        self._child = child
+        await child.run(self._on_event)
+
+    async def _on_event(self, event: AggregatorEvent) -> None:
+        if isinstance(event, AggregatorStarted):
+            self._started.set()
+            return
+        self._backoff.note_progress()
+        if (answer := self._answers.get(event.request_id)) is not None:
+            self._replies[event.request_id] = event
+            answer.set()
+
+    async def ask(self, make: Callable[[int], AggregatorCommand]) -> AggregatorEvent:
+        """Wait until it runs, ask, and return its answer.
+
+        Args:
+            make: makes the command from a request id.
+
+        Raises:
+            AggregatorLostError: it ended first.
+            AggregatorRefusedError: it answered that it cannot.
+        """
+        await self._started.wait()
+        request_id = next(self._ids)
+        answer = self._answers[request_id] = trio.Event()
+        try:
+            if self._child is None:
+                raise AggregatorLostError
+            self._child.send(make(request_id))
+            await answer.wait()
+            reply = self._replies.pop(request_id, None)
+        finally:
+            del self._answers[request_id]
+        if reply is None:
+            raise AggregatorLostError
+        if isinstance(reply, AggregatorFailed):
+            raise AggregatorRefusedError(reply.message, hint=reply.hint)
+        return reply
