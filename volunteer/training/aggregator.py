@@ -1,0 +1,274 @@
+"""The aggregator process: validates blobs, applies commits, measures the shared weights.
+
+Runs in: aggregator (`python -m volunteer.training.aggregator`). Stages 4 and 5 of a round.
+
+One request at a time, in order, on the CPU at the lowest priority, while the trainer keeps the
+device. It alone writes shared states. Nothing that an earlier run of it found valid is believed:
+what a commit lists is verified against its hash and parsed again.
+
+DIR/spec.toml is the RunSpec; DIR/modules/MODULE/blobs holds contributions' blobs and states.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+import torch
+
+from p2p.blobstore import BlobStore, is_blob_id
+from p2p.errors import BlobCorruptError, BlobStoreFullError, BlobUnavailableError, P2PError
+from volunteer.errors import (
+    ContributionRejectedError,
+    RunSpecError,
+    StorageFullError,
+    VolunteerError,
+)
+from volunteer.messages import (
+    MAX_LINE_BYTES,
+    AggregatorCommand,
+    AggregatorEvent,
+    AggregatorFailed,
+    AggregatorStarted,
+    ApplyCommit,
+    BlobValidated,
+    BuildGenesis,
+    EvaluateState,
+    ListedWork,
+    StateBuilt,
+    StateEvaluated,
+    ValidateBlob,
+    aggregator_command_decoder,
+    parse_line,
+)
+from volunteer.rounds.records import DENSE_MODULE
+from volunteer.run import RunSpec, read_run_spec
+from volunteer.training.aggregation import judge, next_state_slices
+from volunteer.training.child_process import (
+    EventWriter,
+    claim_stdout,
+    end_with_parent,
+    lower_priority,
+    read_lines,
+)
+from volunteer.training.compression import EncodedGradient
+from volunteer.training.contribution_blob import (
+    BlobKey,
+    claimed_round_index,
+    read_contribution_blob,
+)
+from volunteer.training.genesis import genesis_slices
+from volunteer.training.layout import num_parameters
+from volunteer.training.state import SharedState, read_state, write_state_slices
+
+_log = logging.getLogger(__name__)
+NO_REQUEST = -1
+"""`request_id` of the answer to a line that has none."""
+_NICENESS = 19
+
+
+class Aggregator:
+    """Answers commands about one module of one run, from files to files."""
+
+    def __init__(self, spec: RunSpec, module_id: str, store: BlobStore) -> None:
+        """Keep what every answer depends on."""
+        self._spec = spec
+        self._module_id = module_id
+        self._store = store
+        self._num_parameters = num_parameters(spec.model)
+
+    def answer(self, command: AggregatorCommand) -> AggregatorEvent:
+        """Carry out one command.
+
+        Raises:
+            VolunteerError: the request cannot be answered.
+            P2PError: a blob is missing or damaged, or the disk is full.
+        """
+        match command:
+            case BuildGenesis():
+                return self._build_genesis(command)
+            case ValidateBlob():
+                return self._validate_blob(command)
+            case ApplyCommit():
+                return self._apply_commit(command)
+            case EvaluateState():
+                return self._evaluate_state(command)
+
+    def _build_genesis(self, command: BuildGenesis) -> StateBuilt:
+        state_hash = write_state_slices(
+            genesis_slices(self._spec), self._num_parameters, self._store
+        )
+        if state_hash != self._spec.genesis.state_hash:
+            self._store.delete(state_hash)
+            raise RunSpecError(
+                f"the genesis that the RunSpec describes has the hash {state_hash}, "
+                f"and it states {self._spec.genesis.state_hash}"
+            )
+        return StateBuilt(request_id=command.request_id, state_hash=state_hash, outcomes=())
+
+    def _validate_blob(self, command: ValidateBlob) -> BlobValidated:
+        self._verify_held(command.blob_id)
+        reason = ""
+        try:
+            self._verify_codec(command.codec, command.codec_version)
+            self._read_blob(command.blob_id, command.round_index)
+        except ContributionRejectedError as error:
+            reason = str(error)
+        return BlobValidated(request_id=command.request_id, blob_id=command.blob_id, reason=reason)
+
+    def _apply_commit(self, command: ApplyCommit) -> StateBuilt:
+        parent = self._read_state(command.parent_state)
+        blobs = [self._read_listed(work) for work in command.listed]
+        outcomes = judge(blobs, command.listed)
+        state_hash = write_state_slices(
+            next_state_slices(parent, blobs, outcomes, self._spec.outer),
+            self._num_parameters,
+            self._store,
+        )
+        return StateBuilt(request_id=command.request_id, state_hash=state_hash, outcomes=outcomes)
+
+    def _evaluate_state(self, command: EvaluateState) -> StateEvaluated:
+        # Model and corpus are needed for this alone: without it, the process stays small.
+        from volunteer.training.evaluation import held_out_loss
+
+        state = self._read_state(command.state_hash)
+        return StateEvaluated(
+            request_id=command.request_id,
+            state_hash=command.state_hash,
+            held_out_loss=held_out_loss(self._spec, state.weights_P),
+        )
+
+    def _verify_held(self, blob_id: str) -> None:
+        """Check that the blob is here and is what its id says.
+
+        Raises:
+            BlobUnavailableError: it is not here.
+            BlobCorruptError: the disk has damaged it.
+        """
+        if not is_blob_id(blob_id) or not self._store.has(blob_id):
+            raise BlobUnavailableError(f"{blob_id!r} is not in {self._store.directory}")
+        if not self._store.verify(blob_id):
+            raise BlobCorruptError(
+                f"{blob_id} is damaged on the disk", hint="delete it, and it is fetched again"
+            )
+
+    def _verify_codec(self, codec: str, codec_version: int) -> None:
+        due = self._spec.codec
+        if (codec, codec_version) != (due.id, due.version):
+            raise ContributionRejectedError(
+                f"the codec is {codec} {codec_version}, this run has {due.id} {due.version}"
+            )
+
+    def _read_state(self, state_hash: str) -> SharedState:
+        self._verify_held(state_hash)
+        return read_state(self._store.file_of(state_hash), self._num_parameters)
+
+    def _read_blob(self, blob_id: str, round_index: int) -> EncodedGradient:
+        key = BlobKey(
+            run_id=self._spec.run_id,
+            module_id=self._module_id,
+            round_index=round_index,
+            codec=self._spec.codec,
+            num_elements=self._num_parameters,
+        )
+        return read_contribution_blob(self._store.file_of(blob_id), key)
+
+    def _read_listed(self, work: ListedWork) -> EncodedGradient:
+        """Read a listed blob; that its round is the record's was settled by ValidateBlob."""
+        self._verify_held(work.blob_id)
+        try:
+            round_index = claimed_round_index(self._store.file_of(work.blob_id))
+            return self._read_blob(work.blob_id, round_index)
+        except ContributionRejectedError as error:
+            raise ContributionRejectedError(f"{work.blob_id}: {error}") from error
+
+
+def answer_line(aggregator: Aggregator, line: bytes) -> AggregatorEvent:
+    """Answer one line of stdin, whatever it holds and whatever comes of it."""
+    request_id = NO_REQUEST
+    try:
+        request_id = _request_id_of(line)
+        return aggregator.answer(parse_line(line, aggregator_command_decoder))
+    except BlobStoreFullError as error:
+        return _failed(request_id, StorageFullError(str(error)))
+    except (VolunteerError, P2PError) as error:
+        return _failed(request_id, error)
+    except Exception as error:  # noqa: BLE001 - process boundary: one request fails, not all
+        _log.exception("request failed request_id=%d", request_id)
+        return _failed(request_id, error)
+
+
+class _Numbered(msgspec.Struct):
+    request_id: int
+
+
+def _request_id_of(line: bytes) -> int:
+    """Return the request's number even where the rest of the line is of no use."""
+    try:
+        return msgspec.json.decode(line, type=_Numbered).request_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return NO_REQUEST
+
+
+def _failed(request_id: int, error: Exception) -> AggregatorFailed:
+    return AggregatorFailed(
+        request_id=request_id,
+        error=type(error).__name__,
+        message=str(error),
+        hint=getattr(error, "hint", ""),
+    )
+
+
+def _yield_to_everyone() -> None:
+    """Take the lowest priority that still gets on.
+
+    Not SCHED_IDLE: next to a trainer on all cores it would get 3 % of one, and be too late for
+    every round.
+    """
+    lower_priority(_NICENESS)
+    process = psutil.Process()
+    try:
+        if sys.platform == "win32":
+            process.nice(psutil.IDLE_PRIORITY_CLASS)
+            process.ionice(psutil.IOPRIO_VERYLOW)
+        elif sys.platform == "linux":
+            process.ionice(psutil.IOPRIO_CLASS_IDLE)
+    except (OSError, psutil.Error) as error:
+        _log.warning("disk priority not lowered reason=%s", error)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the process until stdin ends."""
+    parser = argparse.ArgumentParser(prog="aggregator", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--module", default=DENSE_MODULE)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args(arguments)
+    events = EventWriter(claim_stdout(), on_closed=lambda: os._exit(1))
+    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    # Every file appears by a rename, so the process may end anywhere.
+    end_with_parent(lambda: os._exit(1))
+    _yield_to_everyone()
+    torch.set_num_threads(options.threads)
+    torch.set_flush_denormal(False)  # a library linked with -ffast-math may have switched it on
+    try:
+        spec = read_run_spec(options.run_dir / "spec.toml")
+        store = BlobStore(options.run_dir / "modules" / options.module / "blobs")
+    except (VolunteerError, P2PError) as error:
+        events.emit(_failed(NO_REQUEST, error))
+        return 1
+    aggregator = Aggregator(spec, options.module, store)
+    events.emit(AggregatorStarted())
+    for line in read_lines(sys.stdin.buffer, MAX_LINE_BYTES):
+        events.emit(answer_line(aggregator, line))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
