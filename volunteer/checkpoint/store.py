@@ -181,7 +181,8 @@ class CheckpointStore:
             else:
                 os.unlink(file)
         if sequences:
-            fsync_dir(self._directory)
+            with telling_full_disk(self._directory):
+                fsync_dir(self._directory)
 
     def _open(self, sequence: int) -> LoadedCheckpoint:
         manifest = parse_manifest(_read(self._file("manifest", sequence)))
