@@ -76,6 +76,11 @@ def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
+def verify_every_manifest_has_its_payload(folder: Path) -> None:
+    manifests = {file.stem[-8:] for file in folder.glob("manifest-*.json")}
+    assert manifests <= {file.stem[-8:] for file in folder.glob("payload-*.safetensors")}
+
+
 def whole_folder(*sequences: int) -> list[str]:
     manifests = [f"manifest-{n:08d}.json" for n in sequences]
     return ["LATEST", *manifests, *(f"payload-{n:08d}.safetensors" for n in sequences)]
@@ -139,6 +144,7 @@ def test_a_stop_at_any_call_of_a_save_leaves_the_old_or_the_new(
     with disk, pytest.raises(KilledError):
         save(folder, 3)
     disk.crash(crash)
+    verify_every_manifest_has_its_payload(folder)
     is_latest = stop_at > RENAMED_LATEST + (crash is Crash.POWER_CUT)
     assert loaded_step(folder) == (3 if is_latest else 2)
     assert "quarantine" not in names(folder)
@@ -165,6 +171,7 @@ def test_a_stop_at_any_call_of_the_first_save_leaves_none_or_the_new(
         else:
             is_finished = True
     disk.crash(crash)
+    verify_every_manifest_has_its_payload(folder)
     assert loaded_step(folder) in ({1} if is_finished else {None, 1})
     assert "quarantine" not in names(folder)
     save(folder, 2)
@@ -184,6 +191,7 @@ def test_a_stop_while_leftovers_are_deleted_leaves_the_old(
     with disk, pytest.raises(KilledError):
         save(folder, 4)
     disk.crash(crash)
+    verify_every_manifest_has_its_payload(folder)
     assert loaded_step(folder) == 2
     assert "quarantine" not in names(folder)
     save(folder, 5)
@@ -326,6 +334,7 @@ def test_a_stop_at_any_call_of_a_load_that_falls_back_changes_nothing(
     with disk, pytest.raises(KilledError):
         CheckpointStore(folder).load()
     disk.crash(crash)
+    verify_every_manifest_has_its_payload(folder)
     assert loaded_step(folder) == 1
     save(folder, 3)
     assert loaded_step(folder) == 3
