@@ -39,7 +39,7 @@ def held_out_loss(spec: RunSpec, weights_P: Tensor) -> float:
     weights = weights_of(weights_P, spec.model)
     losses = []
     with torch.no_grad():
-        for batch_BT1 in windows_BT1.split(BATCH_SEQUENCES):
+        for batch_BT1 in torch.split(windows_BT1, BATCH_SEQUENCES):
             loss = next_token_loss(weights, batch_BT1, spec.model)
             losses.append(float(loss) * len(batch_BT1))
     mean = math.fsum(losses) / len(windows_BT1)

@@ -33,7 +33,7 @@ class NotFiniteError(TrainerError):
 
 @dataclass(slots=True)
 class AdamState:
-    """Both moments, changed in place by `adamw_step`; shape (P,), dtype and device of the weights."""
+    """Both moments, changed in place by `adamw_step`; shape (P,), as the weights are."""
 
     mean_P: Tensor
     square_P: Tensor
@@ -108,7 +108,7 @@ def accumulate_gradient(
     """
     weights.gradient_P.zero_()
     loss_sum = torch.zeros((), dtype=torch.float64, device="cpu")
-    for micro_BT1 in windows_BT1.split(micro_batch_sequences):
+    for micro_BT1 in torch.split(windows_BT1, micro_batch_sequences):
         if should_stop():
             return None
         with device.autocast():
@@ -161,13 +161,16 @@ def adamw_step(
         num_steps: counting this one, for the bias correction; at least 1.
         ranges: of `decay_ranges`.
 
-    Cost: one temporary vector of P elements.
+    Cost: one temporary vector of P elements; it is allocated before anything is changed, so that
+    running out of memory leaves weights and moments as they were.
     """
+    root_P = torch.empty_like(weights_P)
     for start, end in ranges:
         weights_P[start:end].mul_(1.0 - lr * inner.weight_decay)
     adam.mean_P.mul_(inner.beta1).add_(gradient_P, alpha=1.0 - inner.beta1)
     adam.square_P.mul_(inner.beta2).addcmul_(gradient_P, gradient_P, value=1.0 - inner.beta2)
-    root_P = (adam.square_P / (1.0 - inner.beta2**num_steps)).sqrt_().add_(ADAM_EPSILON)
+    torch.div(adam.square_P, 1.0 - inner.beta2**num_steps, out=root_P)
+    root_P.sqrt_().add_(ADAM_EPSILON)
     weights_P.addcdiv_(adam.mean_P, root_P, value=-lr / (1.0 - inner.beta1**num_steps))
 
 

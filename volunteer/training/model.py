@@ -19,7 +19,7 @@ import functools
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F  # noqa: N812 -- torch's own name for it
+import torch.nn.functional as F
 from torch import Tensor
 
 from volunteer.run import ModelSpec
@@ -107,7 +107,8 @@ def next_token_loss(weights: Weights, windows_BT1: Tensor, model: ModelSpec) -> 
 
     Args:
         weights: the named parameters.
-        windows_BT1: int64, shape (B, T + 1): inputs are all but the last, targets all but the first.
+        windows_BT1: int64, shape (B, T + 1): all but the last are inputs, all
+            but the first targets.
         model: the shape.
 
     Returns:
@@ -144,7 +145,7 @@ def _swiglu(weights: Weights, layer: str, x_BTD: Tensor) -> Tensor:
 
 
 def _split_heads(x_BTD: Tensor, num_heads: int) -> Tensor:
-    return x_BTD.unflatten(2, (num_heads, -1)).transpose(1, 2)
+    return x_BTD.view(*x_BTD.shape[:2], num_heads, -1).transpose(1, 2)
 
 
 def _rotate(x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:

@@ -1,0 +1,125 @@
+"""The trainer process: holds the device, takes inner steps, and obeys the agent.
+
+Runs in: trainer. `python -m volunteer.training.trainer --run-dir DIR --peer-seed HEX [...]`
+
+    DIR/spec.toml                   the RunSpec
+    DIR/modules/<module>/blobs/     shared states and contributions
+    DIR/modules/<module>/trainer/   snapshots
+
+Commands come on stdin and events go to stdout (messages.py); the log is stderr. The process ends,
+with a snapshot, at StopTrainer, the end of stdin, SIGTERM, or its parent's death. It is a process
+of its own because a device's memory comes back for certain only when the process ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from p2p.blobstore import BlobStore
+from volunteer import errors
+from volunteer.errors import OutOfGpuMemoryError, TrainerError, VolunteerError
+from volunteer.messages import (
+    StopTrainer,
+    TrainerCommand,
+    TrainerEvent,
+    TrainerFailed,
+    trainer_command_decoder,
+)
+from volunteer.rounds.records import DENSE_MODULE
+from volunteer.run import read_run_spec
+from volunteer.training.child_process import (
+    EventWriter,
+    Inbox,
+    claim_stdout,
+    end_with_parent,
+    lower_priority,
+)
+from volunteer.training.devices import choose_device, is_out_of_memory
+from volunteer.training.module_blobs import ModuleBlobs
+from volunteer.training.snapshot import SnapshotStore
+from volunteer.training.training_loop import LoopSettings, TrainingLoop
+
+NICENESS = 10
+"""Below everything the owner runs; the aggregator, at 19, is below the trainer."""
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Run the process; return its exit status: 0 stopped as asked, 1 failed."""
+    arguments = _parse_arguments()
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    lower_priority(NICENESS)
+    inbox: Inbox[TrainerCommand] = Inbox(trainer_command_decoder, StopTrainer())
+    writer = EventWriter(claim_stdout(), on_closed=inbox.request_stop)
+    end_with_parent(inbox.request_stop)
+    inbox.start_reading_stdin()
+    try:
+        _build_loop(arguments, inbox, writer.emit).run()
+    except VolunteerError as error:
+        return _fail(writer, error)
+    except Exception as error:  # noqa: BLE001 -- process boundary: the agent hears of everything
+        _log.exception("the trainer cannot go on")
+        if is_out_of_memory(error):
+            return _fail(writer, OutOfGpuMemoryError(f"out of memory: {error}"))
+        return _fail(writer, TrainerError(f"{type(error).__name__}: {error}"))
+    return 0
+
+
+def _build_loop(
+    arguments: argparse.Namespace,
+    inbox: Inbox[TrainerCommand],
+    emit: Callable[[TrainerEvent], None],
+) -> TrainingLoop:
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    run_dir: Path = arguments.run_dir
+    spec = read_run_spec(run_dir / "spec.toml")
+    module_dir = run_dir / "modules" / arguments.module
+    return TrainingLoop(
+        LoopSettings(
+            spec=spec,
+            peer_seed=arguments.peer_seed,
+            checkpoint_every_s=arguments.checkpoint_every_s,
+        ),
+        device=choose_device(arguments.device),
+        blobs=ModuleBlobs(BlobStore(module_dir / "blobs"), spec, arguments.module),
+        snapshots=SnapshotStore(module_dir / "trainer", spec, arguments.module),
+        inbox=inbox,
+        emit=emit,
+        now_s=time.monotonic,
+    )
+
+
+def _fail(writer: EventWriter, error: VolunteerError) -> int:
+    """Tell the agent why this process ends, under a name that it knows."""
+    name = next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
+    _log.error("failed error=%s: %s", name, error)
+    writer.emit(TrainerFailed(error=name, message=str(error), hint=error.hint))
+    return errors.VolunteerError.exit_code
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="volunteer.training.trainer")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--module", default=DENSE_MODULE)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch likes")
+    parser.add_argument("--peer-seed", type=bytes.fromhex, required=True, help="hex")
+    parser.add_argument("--checkpoint-every-s", type=float, default=60.0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

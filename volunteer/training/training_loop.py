@@ -1,0 +1,396 @@
+"""The trainer's loop: inner steps, and between them the agent's commands.
+
+Runs in: trainer. No process, pipe or clock of its own: trainer.py brings them.
+
+Write order of a contribution: blob (fsync), snapshot that no longer holds its work (fsync), event.
+A kill before the snapshot leaves the work in the weights; a kill after it leaves the contribution
+in the snapshot, from which the next start reports it. So nothing is sent twice, and at most
+`checkpoint_every_s` of training is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from volunteer.errors import (
+    ContributionRejectedError,
+    OutOfGpuMemoryError,
+    StorageFullError,
+    TrainerError,
+    VolunteerError,
+)
+from volunteer.messages import (
+    Contribute,
+    NothingToContribute,
+    Rebase,
+    Rebased,
+    SnapshotSaved,
+    Stepped,
+    Stopping,
+    StopTrainer,
+    TrainerCommand,
+    TrainerEvent,
+    TrainerStarted,
+)
+from volunteer.run import RunSpec
+from volunteer.training import diloco
+from volunteer.training.child_process import Inbox
+from volunteer.training.data import load_corpus, training_windows
+from volunteer.training.devices import Device, is_out_of_memory, release_cached_memory
+from volunteer.training.diloco import LocalState
+from volunteer.training.inner import NotFiniteError, StepResult, learning_rate
+from volunteer.training.module_blobs import ModuleBlobs
+from volunteer.training.progress import Progress, carried_ids
+from volunteer.training.pseudo_gradient import DenseCodec
+from volunteer.training.snapshot import SnapshotStore
+
+STEPPED_EVERY_S = 0.5
+RATE_WINDOW_S = 10.0
+"""Of training time: long enough to be steady, short enough to show a change."""
+MICRO_BATCH_TOKENS = {"cpu": 1024}
+"""By kind of device. On CPUs about 0.1 s of the built-in run: a stop is seen soon, and larger
+micro-batches were no faster."""
+MICRO_BATCH_TOKENS_ACCELERATOR = 16384
+"""Fills a GPU; halved where its memory does not suffice."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """What the process was started with."""
+
+    spec: RunSpec
+    peer_seed: bytes
+    """Makes this volunteer's data stream its own."""
+    checkpoint_every_s: float
+
+
+class TrainingLoop:
+    """One volunteer's training of one module, from start to stop."""
+
+    def __init__(
+        self,
+        settings: LoopSettings,
+        *,
+        device: Device,
+        blobs: ModuleBlobs,
+        snapshots: SnapshotStore,
+        inbox: Inbox[TrainerCommand],
+        emit: Callable[[TrainerEvent], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        """Read the data; nothing is trained before `run`.
+
+        Args:
+            settings: of the process.
+            device: where theta lives.
+            blobs: shared states and own contributions.
+            snapshots: where the state is kept.
+            inbox: the agent's commands.
+            emit: tells the agent.
+            now_s: a monotonic clock.
+
+        Raises:
+            RunSpecError: the data is unknown or unreadable.
+        """
+        self._settings = settings
+        self._spec = settings.spec
+        self._device = device
+        self._blobs = blobs
+        self._snapshots = snapshots
+        self._inbox = inbox
+        self._emit = emit
+        self._now_s = now_s
+        self._corpus = load_corpus(self._spec.data)
+        self._state: LocalState | None = None
+        self._saved = Progress()
+        """What is on the disk."""
+        self._saved_at = now_s()
+        self._last_rebase: Rebase | None = None
+        self._has_returned = False
+        self._meter = _Meter(now_s())
+        self._micro_batch_sequences = _micro_batch_sequences(self._spec, device)
+
+    def run(self) -> None:
+        """Load the snapshot, then train and obey until told to stop.
+
+        Raises:
+            VolunteerError: training cannot go on. What could be saved is saved.
+        """
+        self._load_snapshot()
+        self._emit(
+            TrainerStarted(
+                device=str(self._device.torch_device),
+                device_name=self._device.name,
+                inner_step=self._saved.inner_step,
+                tokens_total=self._saved.tokens_total,
+                last_contribution=self._saved.last_contribution,
+            )
+        )
+        try:
+            self._train_and_obey()
+        except StorageFullError:
+            raise
+        except VolunteerError:
+            self._rescue()
+            raise
+
+    def _train_and_obey(self) -> None:
+        while True:
+            command = self._inbox.next_command(should_wait=self._last_rebase is None)
+            if isinstance(command, StopTrainer):
+                self._stop()
+                return
+            try:
+                if command is None:
+                    self._advance()
+                else:
+                    self._obey(command)
+            except NotFiniteError as error:
+                self._return_to_snapshot(error)
+
+    def _obey(self, command: TrainerCommand) -> None:
+        if isinstance(command, Rebase):
+            discarded_tokens = self._rebase(command)
+            self._emit(
+                Rebased(
+                    commit_id=command.commit_id,
+                    carried=carried_ids(self._progress),
+                    discarded_tokens=discarded_tokens,
+                )
+            )
+        elif isinstance(command, Contribute):
+            self._contribute(command)
+        else:
+            self._save()
+
+    @property
+    def _progress(self) -> Progress:
+        return self._saved if self._state is None else self._state.progress
+
+    # ------------------------------------------------------------------------------ training
+
+    def _advance(self) -> None:
+        """Take one inner step; report it, and save, where it is time."""
+        assert self._state is not None
+        started_at = self._now_s()
+        progress = self._state.progress
+        result = self._step(self._state)
+        if result is None:
+            return
+        ended_at = self._now_s()
+        num_tokens = self._state.progress.tokens_total - progress.tokens_total
+        self._meter.add_step(ended_at - started_at, num_tokens, result.loss)
+        if ended_at - self._meter.reported_at >= STEPPED_EVERY_S:
+            self._report(ended_at)
+        if ended_at - self._saved_at >= self._settings.checkpoint_every_s:
+            self._save()
+
+    def _step(self, state: LocalState) -> StepResult | None:
+        """Take one inner step; None if a stop came, or if memory ran out and less is tried next."""
+        try:
+            return diloco.train(
+                state,
+                self._windows(state.progress.inner_step),
+                self._spec,
+                micro_batch_sequences=self._micro_batch_sequences,
+                device=self._device,
+                should_stop=self._inbox.should_stop,
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._halve_micro_batch(error)
+        # Only here is what the failed step held in memory free.
+        release_cached_memory(self._device.torch_device)
+        return None
+
+    def _windows(self, inner_step: int) -> Tensor:
+        windows = training_windows(
+            self._corpus,
+            run_id=self._spec.run_id,
+            peer_seed=self._settings.peer_seed,
+            inner_step=inner_step,
+            num_sequences=self._spec.inner.batch_sequences,
+            context_tokens=self._spec.model.context_tokens,
+        )
+        return torch.from_numpy(windows).to(self._device.torch_device).long()
+
+    def _halve_micro_batch(self, error: BaseException) -> None:
+        if self._micro_batch_sequences == 1:
+            raise OutOfGpuMemoryError(
+                f"{self._device.name} has too little free memory for one sequence: {error}"
+            ) from error
+        self._micro_batch_sequences //= 2
+        _log.warning("out of memory: micro_batch_sequences=%d", self._micro_batch_sequences)
+
+    def _report(self, now_s: float) -> None:
+        progress = self._progress
+        self._emit(
+            Stepped(
+                inner_step=progress.inner_step,
+                tokens_total=progress.tokens_total,
+                tokens_since_contribution=progress.tokens_since_contribution,
+                tokens_per_s=self._meter.tokens_per_s,
+                loss=self._meter.take_mean_loss(now_s),
+                lr=learning_rate(
+                    self._spec.inner,
+                    inner_step=progress.inner_step - 1,
+                    round_index=progress.round_index,
+                ),
+            )
+        )
+
+    # ------------------------------------------------------------------------------ commands
+
+    def _rebase(self, command: Rebase) -> int:
+        """Stand on the command's commit; return the discarded tokens."""
+        shared_P = self._blobs.read_shared_weights(command.state_hash)
+        state = self._state or diloco.fresh_state(shared_P, self._spec, self._device)
+        discarded_tokens = diloco.rebase(
+            state, command, shared_P, load_quantised=self._blobs.load_quantised
+        )
+        self._state = state
+        self._last_rebase = command
+        _log.info(
+            "rebased commit=%s round=%d carried=%d discarded_tokens=%d",
+            command.commit_id[:12],
+            command.round_index,
+            len(state.progress.carried),
+            discarded_tokens,
+        )
+        return discarded_tokens
+
+    def _contribute(self, command: Contribute) -> None:
+        if self._state is None or self._last_rebase is None:
+            self._emit(NothingToContribute(base=command.base))
+            return
+        try:
+            encoded = diloco.contribute(
+                self._state,
+                command,
+                self._spec,
+                codec=DenseCodec(self._spec.codec),
+                store_blob=lambda gradient: self._blobs.store_contribution(
+                    gradient, command.round_index
+                ),
+            )
+        except (NotFiniteError, ContributionRejectedError) as error:
+            self._return_to_snapshot(error)
+            self._contribute(command)
+            return
+        if encoded is None:
+            self._emit(NothingToContribute(base=command.base))
+            return
+        self._save()
+        self._emit(encoded)
+
+    def _stop(self) -> None:
+        self._emit(
+            Stopping(inner_step=self._progress.inner_step, tokens_total=self._progress.tokens_total)
+        )
+        try:
+            self._save()
+        except NotFiniteError as error:
+            _log.warning("the last snapshot stands: %s", error)
+            self._emit_saved()
+
+    # ------------------------------------------------------------------------------ snapshots
+
+    def _load_snapshot(self) -> None:
+        self._state = self._snapshots.load(self._device)
+        self._saved = Progress() if self._state is None else self._state.progress
+
+    def _save(self) -> None:
+        """Put the state on the disk, if it is not there, and say so.
+
+        Raises:
+            NotFiniteError: the weights are broken; the last snapshot stands.
+            StorageFullError: the last snapshot stands.
+        """
+        if self._state is not None and self._state.progress != self._saved:
+            diloco.verify_finite(self._state)
+            self._snapshots.save(self._state)
+            self._saved = self._state.progress
+        self._saved_at = self._now_s()
+        self._emit_saved()
+
+    def _emit_saved(self) -> None:
+        self._emit(
+            SnapshotSaved(
+                inner_step=self._saved.inner_step,
+                tokens_total=self._saved.tokens_total,
+                tokens_since_contribution=self._saved.tokens_since_contribution,
+            )
+        )
+
+    def _return_to_snapshot(self, error: VolunteerError) -> None:
+        """Go on from the last sound state, once; a second time the run itself is at fault.
+
+        Raises:
+            TrainerError: this happened before.
+        """
+        if self._has_returned or self._last_rebase is None:
+            raise TrainerError(
+                f"training diverged: {error}",
+                hint="the run's learning rate may be too high, or the device computes wrongly",
+            ) from error
+        _log.warning(
+            "going back to the last snapshot step=%d from=%d: %s",
+            self._saved.inner_step,
+            self._progress.inner_step,
+            error,
+        )
+        self._has_returned = True
+        self._load_snapshot()
+        self._rebase(self._last_rebase)
+
+    def _rescue(self) -> None:
+        """Save what is sound before the process fails for another reason."""
+        try:
+            self._save()
+        except VolunteerError as error:
+            _log.warning("the last snapshot stands: %s", error)
+
+
+class _Meter:
+    """Speed over the last RATE_WINDOW_S of training, and the mean loss since the last report."""
+
+    def __init__(self, now_s: float) -> None:
+        self.reported_at = now_s
+        self._steps: deque[tuple[float, int]] = deque()
+        self._losses: list[float] = []
+
+    def add_step(self, duration_s: float, num_tokens: int, loss: float) -> None:
+        self._losses.append(loss)
+        self._steps.append((duration_s, num_tokens))
+        while len(self._steps) > 1 and self._training_s - self._steps[0][0] >= RATE_WINDOW_S:
+            self._steps.popleft()
+
+    @property
+    def _training_s(self) -> float:
+        return sum(duration_s for duration_s, _ in self._steps)
+
+    @property
+    def tokens_per_s(self) -> float:
+        num_tokens = sum(num_tokens for _, num_tokens in self._steps)
+        return num_tokens / self._training_s if self._training_s > 0 else 0.0
+
+    def take_mean_loss(self, now_s: float) -> float:
+        """Return the mean loss of the steps since the last call."""
+        mean = sum(self._losses) / len(self._losses)
+        self._losses.clear()
+        self.reported_at = now_s
+        return mean
+
+
+def _micro_batch_sequences(spec: RunSpec, device: Device) -> int:
+    num_tokens = MICRO_BATCH_TOKENS.get(device.torch_device.type, MICRO_BATCH_TOKENS_ACCELERATOR)
+    return max(1, min(spec.inner.batch_sequences, num_tokens // spec.model.context_tokens))
