@@ -29,6 +29,7 @@ DRAW_EVERY_S = 0.9
 DRAW_UNFOCUSED_EVERY_S = 10.0
 # Nobody looks closely; what is drawn still does not become wrong.
 STOP_DEADLINE_S = 60.0
+_CHANGING_ACTIONS = ("start_agent", "stop_agent", "pause", "resume")
 _STOPPED = "The agent has stopped; its work is saved. `allmende start` starts it again."
 
 
@@ -44,7 +45,8 @@ class AllmendeApp(App[None]):
     CSS_PATH = "app.tcss"
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("p", "pause_or_resume", "Pause/resume"),
+        Binding("p", "pause", "Pause"),
+        Binding("p", "resume", "Resume"),
         Binding("s", "start_agent", "Start"),
         Binding("q", "close_view", "Close view"),
         Binding("Q", "stop_agent", "Stop agent"),
@@ -75,6 +77,7 @@ class AllmendeApp(App[None]):
         self._main = MainScreen(clock)
         self._feed = make_feed(locations, self._on_change, clock=clock)
         self._drawn_at = float("-inf")
+        self._offered: tuple[bool | None, ...] = ()
         self._draw_every_s = DRAW_EVERY_S
 
     def on_mount(self) -> None:
@@ -102,17 +105,24 @@ class AllmendeApp(App[None]):
     def _draw(self, snapshot: Snapshot) -> None:
         self._drawn_at = time.monotonic()
         self._main.show(snapshot)
-        self.refresh_bindings()
+        offered = tuple(self.check_action(action, ()) for action in _CHANGING_ACTIONS)
+        if offered != self._offered:
+            self._offered = offered
+            self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer only what can be done now."""
         del parameters
-        link = self._feed.snapshot.link
-        if action == "start_agent":
-            return link is Link.GONE
-        if action in ("pause_or_resume", "stop_agent"):
-            return link in (Link.LIVE, Link.SILENT)
-        return True
+        snapshot = self._feed.snapshot
+        is_there = snapshot.link in (Link.LIVE, Link.SILENT)
+        is_paused = snapshot.status is not None and snapshot.status.state == "paused"
+        offered = {
+            "start_agent": snapshot.link is Link.GONE,
+            "stop_agent": is_there or snapshot.link is Link.FAULTY,
+            "pause": is_there and not is_paused,
+            "resume": is_there and is_paused,
+        }
+        return offered.get(action, True)
 
     def action_help(self) -> None:
         """Explain keys and words."""
@@ -123,13 +133,14 @@ class AllmendeApp(App[None]):
         self.exit(message=view_state.closing_note(self._feed.snapshot))
 
     @work(exclusive=True, group="command")
-    async def action_pause_or_resume(self) -> None:
-        """Resume at once; before a pause say what it costs."""
-        status = self._feed.snapshot.status
-        if status is not None and status.state == "paused":
-            await self._command("resume", {})
-            return
-        for_s = await self.push_screen_wait(PauseDialog(status))
+    async def action_resume(self) -> None:
+        """Resume at once."""
+        await self._command("resume", {})
+
+    @work(exclusive=True, group="command")
+    async def action_pause(self) -> None:
+        """Say what a pause costs, then pause."""
+        for_s = await self.push_screen_wait(PauseDialog(self._feed.snapshot.status))
         if for_s is not None:
             await self._command("pause", {} if for_s == PAUSE_FOREVER else {"for_s": for_s})
 

@@ -137,8 +137,9 @@ class AgentFeed:
                 cancelled=self._cancelled,
             )
         except (ControlError, OSError) as error:
-            hint = error.hint if isinstance(error, ControlError) else ""
-            self._change(is_urgent=True, link=Link.GONE, note=str(error), hint=hint)
+            first, *log_tail = str(error).splitlines()
+            note = " ".join([first, *log_tail[-1:]])
+            self._change(is_urgent=True, link=Link.GONE, note=note)
             return
         if self._is_starting():
             self._change(is_urgent=False, link=Link.CONNECTING, note="", hint="")

@@ -75,7 +75,7 @@ class Headline:
     title: str
     reason: str
     ends: str
-    """Empty where nothing has to end."""
+    """What ends it, as a sentence; empty where nothing has to end."""
     level: str
     """good, rest, busy or bad: the colour, never the only sign."""
 
@@ -105,12 +105,12 @@ def headline(snapshot: Snapshot) -> Headline:
     if snapshot.link is Link.STARTING:
         return Headline("◔", "Starting the agent", clean(snapshot.note), "", "busy")
     if snapshot.link is Link.SILENT:
-        return Headline("!", "No answer", clean(snapshot.note), "it answers again", "bad")
+        return Headline("!", "No answer", clean(snapshot.note), "", "bad")
     if snapshot.link is Link.FAULTY:
         return Headline("!", "Not understood", clean(snapshot.note), clean(snapshot.hint), "bad")
     if snapshot.link is Link.GONE:
         reason = clean(snapshot.note) or "No agent is running: this machine does not contribute."
-        return Headline("■", "Not running", reason, "press s to start it", "bad")
+        return Headline("■", "Not running", reason, "Press s to start it.", "bad")
     if snapshot.status is None:
         return Headline("◔", "Connecting", "Waiting for the agent's first answer.", "", "busy")
     return state_headline(snapshot.status)
@@ -119,16 +119,16 @@ def headline(snapshot: Snapshot) -> Headline:
 def state_headline(status: Status) -> Headline:
     """Return the agent's state in words; an alarm comes before everything else."""
     mark, title, level = _STATES.get(status.state, ("?", clean(status.state, limit=24), "busy"))
+    ends = f"Until: {clean(status.resumes_when)}" if status.resumes_when else ""
     if status.alarm:
-        return Headline("!", title, clean(status.alarm), clean(status.resumes_when), "bad")
-    return Headline(mark, title, clean(status.reason), clean(status.resumes_when), level)
+        return Headline("!", title, clean(status.alarm), ends, "bad")
+    return Headline(mark, title, clean(status.reason), ends, level)
 
 
 def state_sentence(status: Status) -> str:
     """Return state, reason and what ends it as one line of text."""
     head = state_headline(status)
-    ends = f" (until: {head.ends})" if head.ends else ""
-    return f"{head.title}: {head.reason}{ends}" if head.reason else f"{head.title}{ends}"
+    return " ".join(part for part in (f"{head.title}:", head.reason, head.ends) if part)
 
 
 def activity(status: Status) -> str:
@@ -195,16 +195,17 @@ def peers_phrase(num_peers: int) -> str:
     return "1 peer" if num_peers == 1 else f"{num_peers or 'no'} peers"
 
 
-def total_rows(snapshot: Snapshot, now: datetime) -> tuple[Row, ...]:
-    """Return the two totals, each with its as-of time."""
+def total_rows(snapshot: Snapshot, now: datetime, *, is_brief: bool) -> tuple[Row, ...]:
+    """Return the two totals, each with its as-of time; brief for narrow windows."""
     status, stats = snapshot.status, snapshot.stats
     if status is None:
         return ()
     done_at = format_instant(snapshot.status_at, now) if snapshot.status_at else NOT_YET
     confirmed_at = format_utc(stats.confirmed_as_of_utc, now) if stats else NOT_YET
-    confirmed = f"{format_tokens(status.tokens_confirmed)} by the swarm, as of {confirmed_at}"
+    middle, by_whom = (", ", ", ") if is_brief else (", as of ", " by the swarm, as of ")
+    confirmed = f"{format_tokens(status.tokens_confirmed)}{by_whom}{confirmed_at}"
     return (
-        ("Done here", f"{format_tokens(status.tokens_done)}, as of {done_at}"),
+        ("Done here", f"{format_tokens(status.tokens_done)}{middle}{done_at}"),
         ("Confirmed", confirmed if status.tokens_confirmed else NOT_YET),
     )
 
@@ -229,7 +230,7 @@ def peer_table(peers: Sequence[PeerStatus], *, own_state: str = "") -> tuple[tup
         peers: what the agent told.
         own_state: our state hash; empty if not known, and then no peer is judged by it.
     """
-    head = ("Peer", "Dir", "Ping", "Round", "Speed", "State", "Heard", "Address")
+    head = ("Peer", "Dir", "Ping", "Round", "Speed", "Weights", "Heard", "Address")
     return (head, *(_peer_row(peer, own_state) for peer in peers))
 
 
@@ -270,10 +271,11 @@ def stats_rows(stats: Stats, now: datetime) -> tuple[Row, ...]:
     """Return every figure of `allmende stats`."""
     energy = "not measured here" if stats.energy_kwh is None else f"{stats.energy_kwh:.2f} kWh"
     return (
-        ("Done here", format_tokens(stats.tokens_done)),
-        ("  as of", format_utc(stats.done_as_of_utc, now)),
-        ("Confirmed by the swarm", format_tokens(stats.tokens_confirmed)),
-        ("  as of", format_utc(stats.confirmed_as_of_utc, now)),
+        ("Done here", _with_time(stats.tokens_done, stats.done_as_of_utc, now)),
+        (
+            "Confirmed by the swarm",
+            _with_time(stats.tokens_confirmed, stats.confirmed_as_of_utc, now),
+        ),
         ("Sent, not final yet", format_tokens(stats.tokens_in_flight)),
         ("Kept here, not sent", format_tokens(stats.tokens_pending)),
         ("Refused", format_tokens(stats.tokens_refused)),
@@ -284,6 +286,10 @@ def stats_rows(stats: Stats, now: datetime) -> tuple[Row, ...]:
         ("Time contributed", format_duration(stats.contributed_s)),
         ("Energy", energy),
     )
+
+
+def _with_time(tokens: int, utc_text: str, now: datetime) -> str:
+    return f"{format_tokens(tokens)}, as of {format_utc(utc_text, now)}"
 
 
 def traffic_table(stats: Stats) -> tuple[tuple[str, ...], ...]:

@@ -22,8 +22,8 @@ PAUSE_FOREVER = 0.0
 """The answer of PauseDialog for a pause that only the owner ends."""
 
 HELP_TEXT = """\
-Allmende trains an open model on this machine while it is free, together
-with others. The agent does that in the background; this is only a view of it.
+Allmende trains an open model on this machine together with others. The agent does that in the \
+background; this is only a view of it.
 
   p           pause or resume
   q           close the view; contribution goes on
@@ -33,14 +33,14 @@ with others. The agent does that in the background; this is only a view of it.
   ctrl+p      all commands, and other colours
   ?           this help; escape closes it
 
-Held-out loss: how badly the shared model guesses text it was never trained
-on, in nats per byte. Down is good.
+Held-out loss: how badly the shared model guesses text it was never trained on, in nats per byte. \
+Down is good.
 Done here: tokens this machine has trained on.
 Confirmed: the part that the swarm has put into the shared model for good.
+Weights: whether a peer has the same shared model as this machine at this moment.
 
 Without the view: allmende status, pause, resume, stop, stats, peers.
-TEXTUAL_THEME=textual-light or ansi-light changes the colours, NO_COLOR=1
-takes them away."""
+TEXTUAL_THEME=textual-light or ansi-light changes the colours, NO_COLOR=1 takes them away."""
 
 
 class _Dialog(ModalScreen[_T]):
@@ -82,9 +82,9 @@ class PauseDialog(_Dialog[float]):
         """Say what a pause costs now."""
         cost = "\n".join(view_state.pause_cost(status))
         keys = (
-            "  p or Enter   pause until you resume\n"
-            "  1, 2 or 8    pause for 1, 2 or 8 hours\n"
-            "  Escape       do not pause"
+            "  p, Enter  pause until you resume\n"
+            "  1, 2, 8   pause for so many hours\n"
+            "  Escape    do not pause"
         )
         super().__init__("Pause?", f"{cost}\n\n{keys}")
 

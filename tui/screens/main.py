@@ -14,12 +14,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import ContentSwitcher, Footer, Static
+from textual.widgets import ContentSwitcher, Footer
 
 from tui import view_state
 from tui.view_state import Snapshot
 from tui.widgets.panes import DashboardPane, PeersPane, StatsPane
-from tui.widgets.rows import HeadlineBox
+from tui.widgets.rows import HeadlineBox, Text
 from tui.wording import clean
 
 TABS = ("dashboard", "peers", "stats")
@@ -58,13 +58,13 @@ class MainScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Lay out the widgets."""
-        yield Static(id="title", markup=False)
-        yield HeadlineBox(id="headline", markup=False)
+        yield Text(id="title")
+        yield HeadlineBox(id="headline")
         with ContentSwitcher(initial=TABS[0], id="tabs"):
             yield DashboardPane(id="dashboard")
             yield PeersPane(id="peers")
             yield StatsPane(id="stats")
-        yield Static(id="too-small", markup=False)
+        yield Text(id="too-small")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -100,10 +100,10 @@ class MainScreen(Screen[None]):
         now_text = view_state.activity(snapshot.status) if is_current and snapshot.status else ""
         self.query_one("#headline", HeadlineBox).show(head, now_text)
         needed = f"The window is too small: {MIN_WIDTH} x {MIN_HEIGHT} needed."
-        self.query_one("#too-small", Static).update(Content(f"{head.mark} {head.title}. {needed}"))
+        self.query_one("#too-small", Text).set_text(Content(f"{head.mark} {head.title}. {needed}"))
         switcher = self.query_one("#tabs", ContentSwitcher)
         switcher.set_class(not is_current, "-old")
-        self.query_one("#title", Static).update(self._title(switcher.current or TABS[0], now))
+        self.query_one("#title", Text).set_text(self._title(switcher.current or TABS[0], now))
         for pane in self.query("#tabs > *"):
             if pane.id == switcher.current and isinstance(
                 pane, DashboardPane | PeersPane | StatsPane
@@ -120,7 +120,7 @@ class MainScreen(Screen[None]):
         ]
         status = self._snapshot.status
         name = clean(status.run_name, limit=20) if status else ""
-        width = self.size.width - 2
+        width = self.app.size.width - 2
         left = Content.assemble(("Allmende", "bold"), f" {name}" if name and width >= 76 else "")
         right = view_state.as_of(self._snapshot, now)
         middle = Content("").join(tabs)

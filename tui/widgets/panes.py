@@ -17,6 +17,8 @@ from tui.widgets.rows import Lines, RoundBar, Rows
 from tui.wording import NOT_YET, clean
 
 _PEERS_SHOWN = 6
+_BRIEF_BELOW = 60
+# Cells: below, the long form of the totals would wrap.
 
 
 class DashboardPane(Vertical):
@@ -24,12 +26,13 @@ class DashboardPane(Vertical):
 
     def compose(self) -> ComposeResult:
         """Lay out the widgets."""
-        yield RoundBar(id="round", markup=False)
+        yield RoundBar(id="round")
         yield LossChart(id="loss")
         with Vertical(id="figures"):
-            yield Rows(id="speed", markup=False)
-            yield Rows(id="totals", markup=False)
-            yield Lines(id="some-peers", markup=False)
+            with Vertical(id="own"):
+                yield Rows(id="totals")
+                yield Rows(id="speed")
+            yield Lines(id="some-peers")
 
     def show(self, snapshot: Snapshot, now: datetime) -> None:
         """Show `snapshot`."""
@@ -42,7 +45,8 @@ class DashboardPane(Vertical):
             chart.show(view_state.loss_points(snapshot.history))
         rows = () if status is None else view_state.speed_rows(status)
         self.query_one("#speed", Rows).show(rows)
-        self.query_one("#totals", Rows).show(view_state.total_rows(snapshot, now))
+        totals = view_state.total_rows(snapshot, now, is_brief=self.size.width < _BRIEF_BELOW)
+        self.query_one("#totals", Rows).show(totals)
         self.query_one("#some-peers", Lines).show(self._peer_lines(snapshot))
 
     def _peer_lines(self, snapshot: Snapshot) -> tuple[str, ...]:
@@ -58,7 +62,7 @@ class PeersPane(VerticalScroll):
 
     def compose(self) -> ComposeResult:
         """Lay out the widgets."""
-        yield Lines(id="all-peers", markup=False)
+        yield Lines(id="all-peers")
 
     def show(self, snapshot: Snapshot, now: datetime) -> None:
         """Show `snapshot`."""
@@ -71,8 +75,8 @@ class StatsPane(VerticalScroll):
 
     def compose(self) -> ComposeResult:
         """Lay out the widgets."""
-        yield Rows(id="stats", markup=False)
-        yield Lines(id="traffic", markup=False)
+        yield Rows(id="gift")
+        yield Lines(id="traffic")
 
     def show(self, snapshot: Snapshot, now: datetime) -> None:
         """Show `snapshot`."""

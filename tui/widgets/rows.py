@@ -1,7 +1,6 @@
 """Small text widgets: label-value rows, the headline, the round's bar.
 
-Runs in: tui. They take the words of tui.view_state and only lay them out. None parses markup: what
-they show may come from a peer.
+Runs in: tui. They take the words of tui.view_state and only lay them out.
 """
 
 from __future__ import annotations
@@ -16,7 +15,23 @@ from tui.view_state import Headline, RoundProgress, Row
 _FULL, _EMPTY = "━", "─"
 
 
-class Rows(Static):
+class Text(Static):
+    """Text that may have come from a peer, so no markup; drawn again only when it changes."""
+
+    def __init__(self, *, id: str) -> None:
+        """Show nothing yet."""
+        super().__init__(id=id, markup=False)
+        self._shown: Content | None = None
+
+    def set_text(self, text: Content) -> None:
+        """Show `text`."""
+        # Content equality leaves out the styles.
+        if self._shown is None or not self._shown.is_same(text):
+            self._shown = text
+            self.update(text)
+
+
+class Rows(Text):
     """Labels and values in two columns."""
 
     def show(self, rows: Sequence[Row], *, label_width: int = 15) -> None:
@@ -25,52 +40,49 @@ class Rows(Static):
             Content.assemble((f"{label:<{label_width}}", "$text-muted"), value)
             for label, value in rows
         ]
-        self.update(Content("\n").join(lines))
+        self.set_text(Content("\n").join(lines))
 
 
-class Lines(Static):
+class Lines(Text):
     """Plain lines, the first one dimmed as a heading."""
 
     def show(self, lines: Sequence[str]) -> None:
         """Show `lines`."""
         if not lines:
-            self.update(Content(""))
+            self.set_text(Content(""))
             return
         head, *rest = lines
         body = Content("\n" + "\n".join(rest)) if rest else Content("")
-        self.update(Content.assemble((head, "$text-muted"), body))
+        self.set_text(Content.assemble((head, "$text-muted"), body))
 
 
-class HeadlineBox(Static):
+class HeadlineBox(Text):
     """State, the one reason, what ends it, and what happens now."""
 
     def show(self, head: Headline, now_text: str) -> None:
         """Show `head`, and `now_text` below it."""
         first = Content.assemble((f"{head.mark} {head.title}", "bold"))
-        lines = [first, *(Content(text) for text in (head.reason, _ends(head), now_text) if text)]
-        self.update(Content("\n").join(lines))
-        self.set_classes(f"-{head.level}")
+        lines = [first, *(Content(text) for text in (head.reason, head.ends, now_text) if text)]
+        self.set_text(Content("\n").join(lines))
+        if not self.has_class(f"-{head.level}"):
+            self.set_classes(f"-{head.level}")
 
 
-def _ends(head: Headline) -> str:
-    return f"Until: {head.ends}" if head.ends else ""
-
-
-class RoundBar(Static):
+class RoundBar(Text):
     """How far the round is, drawn without any animation."""
 
     def show(self, progress: RoundProgress | None) -> None:
         """Show `progress`; nothing before it is known."""
         if progress is None:
-            self.update(Content(""))
+            self.set_text(Content(""))
             return
         # Two blanks on each side of the bar.
         room = self.size.width - len(progress.label) - len(progress.text) - 4
         if progress.fraction is None or room < 4:
-            self.update(Content(f"{progress.label}  {progress.text}"))
+            self.set_text(Content(f"{progress.label}  {progress.text}"))
             return
         num_full = round(room * progress.fraction)
-        self.update(
+        self.set_text(
             Content.assemble(
                 f"{progress.label}  ",
                 (_FULL * num_full, "$primary"),
