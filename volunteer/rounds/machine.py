@@ -12,6 +12,7 @@ Invariant: I1 one vote a height, one contribution and one proposal a commit, per
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from volunteer.rounds import events as ev
@@ -108,6 +109,15 @@ class Machine:
         if self.tip is not None:
             self._act(self.known.facts[self.tip], now_s)
         return self._actions
+
+    def restore(self, events: Iterable[ev.Event], now_s: float) -> None:
+        """Take in what was on disk, in its order of arrival, without acting on it yet."""
+        for event in events:
+            self._take_in(event, now_s)
+        self._actions = []
+        self._asked.clear()
+        self._busy.clear()
+        self.known.refresh_usable()
 
     def _take_in(self, event: ev.Event, now_s: float) -> None:
         match event:

@@ -1,0 +1,127 @@
+"""Brings what the round protocol decides into the ledger, in order, off the event loop.
+
+Runs in: agent. The ledger never decides anything: it can be lost without hurting a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sqlite3
+from collections.abc import Callable, Iterable
+
+import trio
+
+from volunteer.agent.clock import now_utc
+from volunteer.errors import VolunteerError
+from volunteer.rounds.credit import WorkState, new_tokens
+from volunteer.rounds.machine import Machine
+from volunteer.stats.ledger import Ledger
+
+log = logging.getLogger(__name__)
+_LEDGER_STATES = {
+    WorkState.LISTED: "in_flight",  # until its commit is final
+    WorkState.IN_FLIGHT: "in_flight",
+    WorkState.PENDING: "pending",
+    WorkState.DROPPED: "dropped",
+}
+
+
+class Bookkeeper:
+    """One module's entries."""
+
+    def __init__(self, ledger: Ledger, machine: Machine) -> None:
+        """Keep the books of `machine`'s member."""
+        self._ledger = ledger
+        self._machine = machine
+        self._send, self._receive = trio.open_memory_channel[Callable[[], object]](math.inf)
+        self._marked: dict[str, str] = {}
+        self._settled: set[str] = set()
+        self.refused: dict[str, str] = {}
+        """Own contributions that a commit gave weight 0, with the reason."""
+        self.last_confirmed_at_s: float | None = None
+
+    async def run(self) -> None:
+        """Write what is queued, for ever; the ledger itself outlives errors."""
+        async for write in self._receive:
+            try:
+                await trio.to_thread.run_sync(write)
+            except (sqlite3.Error, VolunteerError) as error:
+                log.error("stats not written: %s", error)
+
+    def queue(self, write: Callable[[], object]) -> None:
+        """Write this to the ledger, after all that was queued before."""
+        self._send.send_nowait(write)
+
+    def note_own(self, contribution_id: str) -> None:
+        """One of our own contributions is on disk."""
+        machine, ledger = self._machine, self._ledger
+        contribution = machine.own[contribution_id]
+        new = new_tokens(machine.own)[contribution_id]
+        self.queue(
+            lambda: ledger.record_contribution(
+                run_id=contribution.run_id,
+                module_id=contribution.module_id,
+                contribution_id=contribution_id,
+                round_index=contribution.round_index,
+                tokens=contribution.tokens,
+                new_tokens=new,
+                carries=contribution.carries,
+                at_utc=now_utc(),
+            )
+        )
+
+    def note_move(self, drop_reason: str = "") -> None:
+        """The tip has moved: what became of our own work may have changed."""
+        for contribution_id, state in self._machine.work_states().items():
+            entry = _LEDGER_STATES[state]
+            if contribution_id in self._settled or self._marked.get(contribution_id) == entry:
+                continue
+            self._marked[contribution_id] = entry
+            reason = drop_reason if state is WorkState.DROPPED else ""
+            self._mark(contribution_id, entry, reason)
+
+    def note_final(self, own_listed: Iterable[str], at_s: float) -> None:
+        """These own contributions are final: credit is due, unless they were refused."""
+        for contribution_id in own_listed:
+            self.last_confirmed_at_s = at_s
+            self._settled.add(contribution_id)
+            self._settled.update(self._machine.own[contribution_id].carries)
+            reason = self.refused.get(contribution_id, "")
+            self._mark(contribution_id, "refused" if reason else "confirmed", reason)
+
+    def note_round(self, commit_id: str, state_hash: str) -> None:
+        """The tip has moved to `commit_id`."""
+        machine, ledger = self._machine, self._ledger
+        facts = machine.known.facts[commit_id]
+        if not facts.parent_id:
+            return
+        self.queue(
+            lambda: ledger.record_round(
+                run_id=machine.rules.run_id,
+                module_id=machine.rules.module_id,
+                commit_id=commit_id,
+                round_index=facts.height,
+                state_hash=state_hash,
+                num_contributions=len(facts.listed),
+                own_listed=any(i in machine.own for i in facts.listed),
+                applied_utc=now_utc(),
+            )
+        )
+
+    def note_loss(self, commit_id: str, loss: float) -> None:
+        """The state of `commit_id` has been evaluated."""
+        ledger = self._ledger
+        self.queue(lambda: ledger.record_evaluation(commit_id, loss))
+
+    def note_totals(self, tokens_total: int, inner_steps: int) -> None:
+        """The trainer's counters, as its snapshot on disk has them."""
+        machine, ledger = self._machine, self._ledger
+        rules = machine.rules
+        self.queue(
+            lambda: ledger.set_totals(rules.run_id, rules.module_id, tokens_total, inner_steps)
+        )
+
+    def _mark(self, contribution_id: str, state: str, reason: str) -> None:
+        ledger = self._ledger
+        self.queue(lambda: ledger.mark_contribution(contribution_id, state, reason))

@@ -1,0 +1,290 @@
+"""Does what the round protocol's machine says, and tells it what has happened.
+
+Runs in: agent. One event at a time; what takes long runs in tasks of its own and comes back as an
+event. Own records are on disk (fsync) before they are sent.
+
+Reading order: `run`, `_step`, `_dispatch`; then `files.py` of this folder for blobs and states.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+
+import trio
+
+from volunteer.agent.bookkeeper import Bookkeeper
+from volunteer.agent.clock import now_s
+from volunteer.agent.exchange import Exchange
+from volunteer.agent.module_files import ModuleFiles
+from volunteer.agent.record_book import RecordBook, SignedRecord
+from volunteer.agent.record_log import RecordLog
+from volunteer.agent.timing import ExchangeClock
+from volunteer.agent.trainer_service import TrainerService
+from volunteer.errors import StorageFullError
+from volunteer.messages import (
+    Contribute,
+    Encoded,
+    NothingToContribute,
+    OwnWork,
+    Rebase,
+    Rebased,
+    SnapshotSaved,
+    Stepped,
+    TrainerEvent,
+    TrainerStarted,
+)
+from volunteer.rounds import events as ev
+from volunteer.rounds.credit import pending_ids
+from volunteer.rounds.machine import Machine
+from volunteer.rounds.records import Contribution, Record
+
+log = logging.getLogger(__name__)
+TICK_S = 0.25
+KNOWN_CONTRIBUTIONS = 64
+"""How many of our newest contributions the trainer is told, to judge how old its snapshot is."""
+
+
+class RoundDriver:
+    """One member in one run's module."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        book: RecordBook,
+        record_log: RecordLog,
+        files: ModuleFiles,
+        keeper: Bookkeeper,
+        clock: ExchangeClock,
+    ) -> None:
+        """Drive `machine`; `exchange` and `trainer` are set before `run`."""
+        self.machine = machine
+        self._book = book
+        self._log = record_log
+        self._files = files
+        self._keeper = keeper
+        self._clock = clock
+        self.exchange: Exchange
+        self.trainer: TrainerService
+        self._send, self._events = trio.open_memory_channel[ev.Event | Callable[[], None]](math.inf)
+        self._encoding: str | None = None
+        self._arrived: dict[str, float] = {}
+        self.held_out_loss: float | None = None
+        self.storage_problem = ""
+        files.post = self.post
+
+    # ------------------------------------------------------------------------------- entry
+
+    def post(self, event: ev.Event) -> None:
+        """Have the machine take in `event`, after all that was posted before."""
+        self._send.send_nowait(event)
+
+    async def take_record(self, signed: SignedRecord) -> None:
+        """A verified record came from a neighbour: keep it, then use it."""
+        try:
+            is_new = await self._book.keep(signed, is_own=False)
+        except StorageFullError as error:
+            self.storage_problem = str(error)
+            return
+        if is_new:
+            if isinstance(signed.record, Contribution):
+                self._arrived[signed.record.blob_id] = now_s()
+            self.post(ev.RecordArrived(signed.record_id, signed.record))
+
+    def take_closed(self, base: str) -> None:
+        """A neighbour says that it has closed the round on `base`: a hint."""
+        if base == self.machine.tip and base not in self.machine.known.closed:
+            self.machine.known.closed.add(base)
+            if self.machine.closed_at_s is None:
+                self.machine.closed_at_s = now_s()
+            self.post(ev.Ticked())
+
+    async def load(self) -> None:
+        """Bring the machine to where it was: records and verified states from disk."""
+        records = await trio.to_thread.run_sync(self._book.load)
+        notes = await trio.to_thread.run_sync(lambda: list(self._log.notes()))
+        self._keeper.refused.update(
+            _split_reason(text) for kind, text in notes if kind == "refused"
+        )
+        dropped = tuple(text for kind, text in notes if kind == "dropped")
+        arrivals = [ev.RecordArrived(signed.record_id, signed.record) for signed in records]
+        self.machine.restore([ev.WorkDropped(dropped), *arrivals], now_s())
+        verified = [text for kind, text in notes if kind == "verified"]
+        states = self._files.state_events(self.machine, verified)
+        self.machine.restore(states, now_s())
+        run_id = self.machine.rules.run_id
+        log.info("run=%s records=%d states=%d loaded", run_id[:12], len(records), len(states))
+
+    async def run(self) -> None:
+        """Handle events, for ever. `load` comes first."""
+        async with trio.open_nursery() as nursery:
+            self._files.nursery = nursery
+            nursery.start_soon(self._tick)
+            nursery.start_soon(self._files.build_genesis_if_needed, self.machine)
+            async for event in self._events:
+                if callable(event):
+                    event()
+                else:
+                    await self._step(event)
+
+    async def _tick(self) -> None:
+        while True:
+            self.machine.timing.grace_s = self._clock.grace_s
+            self.machine.timing.failover_s = self._clock.failover_s
+            self.post(ev.Ticked())
+            await trio.sleep(TICK_S)  # noqa: TID251 - a period
+
+    async def _step(self, event: ev.Event) -> None:
+        if isinstance(event, ev.BlobHeld) and event.blob_id in self._arrived:
+            self._clock.note_exchange(now_s() - self._arrived.pop(event.blob_id))
+        if isinstance(event, ev.StateHeld):
+            await trio.to_thread.run_sync(self._log.note, "verified", event.commit_id)
+        actions = deque(self.machine.handle(event, now_s()))
+        while actions:
+            action = actions.popleft()
+            if isinstance(action, ev.PublishRecord):
+                actions.extend(await self._publish(action.record))
+            else:
+                await self._dispatch(action)
+
+    async def _publish(self, record: Record) -> list[ev.Action]:
+        signed = self._book.sign(record)
+        try:
+            await self._book.keep(signed, is_own=True)
+        except StorageFullError as error:
+            # Not sent, so nothing depends on it; the trainer's snapshot still has the work.
+            self.storage_problem = str(error)
+            log.error("record=%s not written: %s", signed.record_id[:12], error)
+            return []
+        actions = self.machine.handle(ev.RecordArrived(signed.record_id, record), now_s())
+        if isinstance(record, Contribution):
+            self._keeper.note_own(signed.record_id)
+        if self._files.nursery is not None:
+            self._files.nursery.start_soon(self.exchange.publish, signed)
+        return actions
+
+    # ----------------------------------------------------------------------------- actions
+
+    async def _dispatch(self, action: ev.Action) -> None:
+        match action:
+            case ev.Encode(base, round_index):
+                self._encoding = base
+                if not self.trainer.send(Contribute(base=base, round_index=round_index)):
+                    self._encoding_failed()
+            case ev.MoveTo():
+                self._move(action)
+            case ev.DropWork(contribution_ids, reason):
+                for contribution_id in contribution_ids:
+                    await trio.to_thread.run_sync(self._log.note, "dropped", contribution_id)
+                log.warning("work=%d contributions dropped: %s", len(contribution_ids), reason)
+                self._keeper.note_move(reason)
+            case ev.Finalise(_, _, own_listed):
+                self._keeper.note_final(own_listed, now_s())
+            case ev.FetchRecord(record_id):
+                self.exchange.want(record_id)
+            case ev.RaiseAlarm(final_commit, other_tip):
+                log.error("ALARM final=%s contradicted by tip=%s", final_commit, other_tip)
+            case _:
+                self._files.start(action, self.machine)
+
+    def _move(self, action: ev.MoveTo) -> None:
+        facts = self.machine.known.facts[action.commit_id]
+        state_hash = self._files.state_hash_of(self.machine, action.commit_id)
+        self._send_rebase()
+        self._keeper.note_move()
+        self._keeper.note_round(action.commit_id, state_hash)
+        self._files.start_evaluation(action.commit_id, state_hash, self._take_loss)
+        self._files.prune(self.machine)
+        log.info(
+            "run=%s round=%d commit=%s state=%s listed=%d final=%d carried=%d",
+            self.machine.rules.run_id[:12],
+            facts.height,
+            action.commit_id[:12],
+            state_hash[:12],
+            len(facts.listed),
+            facts.final_height,
+            len(action.pending),
+        )
+
+    def _take_loss(self, commit_id: str, loss: float) -> None:
+        if commit_id == self.machine.tip:
+            self.held_out_loss = loss
+        self._keeper.note_loss(commit_id, loss)
+
+    # ----------------------------------------------------------------------------- trainer
+
+    def _send_rebase(self) -> None:
+        """Tell the trainer where to stand and what to carry, as things are now."""
+        machine = self.machine
+        if machine.tip is None:
+            return
+        works = tuple(
+            OwnWork(contribution_id=i, blob_id=c.blob_id, carries=c.carries)
+            for i, c in machine.own.items()
+        )
+        self.trainer.send(
+            Rebase(
+                commit_id=machine.tip,
+                round_index=machine.known.facts[machine.tip].height,
+                state_hash=self._files.state_hash_of(machine, machine.tip),
+                pending=tuple(pending_ids(machine.work_states(), machine.own)),
+                works=self._files.works_on_disk(works),
+                known_contributions=tuple(work.blob_id for work in works[-KNOWN_CONTRIBUTIONS:]),
+            )
+        )
+
+    async def on_trainer_event(self, event: TrainerEvent) -> None:
+        """Turn what the trainer says into events."""
+        match event:
+            case TrainerStarted(last_contribution=last):
+                if last is not None:
+                    self.post(_encoded(last))
+                # Only after what the snapshot holds is in the books.
+                self._send.send_nowait(self._send_rebase)
+            case Stepped(tokens_since_contribution=tokens):
+                self.post(ev.WorkReported(tokens))
+            case Encoded():
+                self._encoding = None
+                self.post(_encoded(event))
+            case NothingToContribute():
+                self._encoding_failed()
+            case SnapshotSaved():
+                self._keeper.note_totals(event.tokens_total, event.inner_step)
+                self.post(ev.WorkReported(event.tokens_since_contribution))
+            case Rebased(discarded_tokens=discarded) if discarded:
+                log.warning(
+                    "tokens=%d given up: the snapshot was older than what was sent", discarded
+                )
+            case _:
+                pass
+
+    def on_trainer_end(self) -> None:
+        """The trainer has ended: it has no work to report until it is back."""
+        self.post(ev.WorkReported(0))
+        if self._encoding is not None:
+            self._encoding_failed()
+
+    def _encoding_failed(self) -> None:
+        base, self._encoding = self._encoding, None
+        self.post(ev.WorkReported(0))
+        if base is not None:
+            self.post(ev.RequestFailed(base))
+
+
+def _encoded(event: Encoded) -> ev.ContributionEncoded:
+    return ev.ContributionEncoded(
+        base=event.base,
+        blob_id=event.blob_id,
+        blob_bytes=event.blob_bytes,
+        codec=event.codec,
+        codec_version=event.codec_version,
+        tokens=event.tokens,
+        carries=event.carries,
+    )
+
+
+def _split_reason(text: str) -> tuple[str, str]:
+    contribution_id, _, reason = text.partition(" ")
+    return contribution_id, reason

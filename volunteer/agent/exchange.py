@@ -1,0 +1,234 @@
+"""The run's traffic with other members: gossip of records and heartbeats, and anti-entropy.
+
+Runs in: agent. Gossip only shortens the wait: everything that matters also arrives by the sync
+exchange with one random neighbour every `sync_s` (ROUNDS.md rule 25).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from p2p.errors import P2PError
+from p2p.swarm import Swarm
+from volunteer.agent.clock import now_s
+from volunteer.agent.record_book import RecordBook, SignedRecord
+from volunteer.agent.sync_pages import SyncPages
+from volunteer.agent.wire import (
+    MAX_HEARTBEAT_BYTES,
+    MAX_SYNC_BYTES,
+    Heartbeat,
+    SyncReply,
+    WireError,
+    encode,
+    parse_heartbeat,
+    parse_sync_reply,
+)
+from volunteer.rounds.records import MAX_ENVELOPE_BYTES, RecordError
+
+log = logging.getLogger(__name__)
+SYNC_PROTOCOL = "/allmende/sync/1"
+REQUEST_TIMEOUT_S = 20.0
+MAX_PAGES = 4096
+HEARTBEAT_FLOOR_S = 2.0
+HEARD_FOR_S = 120.0
+"""A peer not heard for so long is no longer counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A peer's last heartbeat."""
+
+    heartbeat: Heartbeat
+    at_s: float
+
+
+class Exchange:
+    """One module's traffic."""
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        book: RecordBook,
+        pages: SyncPages,
+        on_record: Callable[[SignedRecord], Awaitable[None]],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        """Join a module's topics and protocol; `run` does the work.
+
+        Args:
+            swarm: the network.
+            book: the records.
+            pages: what to say in a sync.
+            on_record: told every verified record, new or not.
+            on_closed: told a base whose round a neighbour has closed.
+        """
+        self._swarm = swarm
+        self._book = book
+        self._pages = pages
+        self._on_record = on_record
+        self._on_closed = on_closed
+        self._sync_now = trio.Event()
+        self._wanted: set[str] = set()
+        self.heard: dict[str, Heard] = {}
+        self._topic = f"allmende/1/{pages.run_id}/{pages.module_id}"
+
+    async def run(self, sync_s: float, make_heartbeat: Callable[[], Heartbeat | None]) -> None:
+        """Gossip, answer and ask, for ever.
+
+        Args:
+            sync_s: seconds between two exchanges with a random neighbour.
+            make_heartbeat: makes our own; None while there is nothing to say.
+        """
+        await self._swarm.subscribe(
+            f"{self._topic}/records",
+            self._accept_record,
+            self._on_gossiped_record,
+            max_bytes=MAX_ENVELOPE_BYTES,
+        )
+        await self._swarm.subscribe(
+            f"{self._topic}/heartbeats",
+            self._accept_heartbeat,
+            self._on_heartbeat,
+            max_bytes=MAX_HEARTBEAT_BYTES,
+        )
+        self._swarm.serve(
+            SYNC_PROTOCOL, self._respond, max_request_bytes=MAX_SYNC_BYTES, purpose="sync"
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send_heartbeats, make_heartbeat)
+            nursery.start_soon(self._sync_often, sync_s)
+
+    # ------------------------------------------------------------------------------ gossip
+
+    async def publish(self, signed: SignedRecord) -> None:
+        """Gossip a record; losing it only costs time."""
+        try:
+            await self._swarm.publish(f"{self._topic}/records", signed.envelope, purpose="records")
+        except P2PError as error:
+            log.debug("record=%s not gossiped: %s", signed.record_id[:12], error)
+
+    async def _accept_record(self, author: str, data: bytes) -> bool:
+        try:
+            self._book.verify(data)
+        except RecordError as error:
+            log.debug("peer=%s gossiped a bad record: %s", author, error)
+            return False
+        return True
+
+    async def _on_gossiped_record(self, author: str, data: bytes) -> None:
+        await self._on_record(self._book.verify(data))
+
+    async def _accept_heartbeat(self, author: str, data: bytes) -> bool:
+        try:
+            heartbeat = parse_heartbeat(data)
+        except WireError as error:
+            log.debug("peer=%s sent a bad heartbeat: %s", author, error)
+            return False
+        return (heartbeat.run_id, heartbeat.module_id) == self._pages.key
+
+    async def _on_heartbeat(self, author: str, data: bytes) -> None:
+        heartbeat = parse_heartbeat(data)
+        if author == self._swarm.peer_id:
+            return
+        self.heard[author] = Heard(heartbeat, now_s())
+        self._swarm.remember(author, heartbeat.addrs)
+        if not self._pages.knows(heartbeat.tip):
+            self._sync_now.set()
+
+    async def _send_heartbeats(self, make_heartbeat: Callable[[], Heartbeat | None]) -> None:
+        while True:
+            heartbeat = make_heartbeat()
+            if heartbeat is not None:
+                try:
+                    await self._swarm.publish(
+                        f"{self._topic}/heartbeats", encode(heartbeat), purpose="heartbeats"
+                    )
+                except P2PError as error:
+                    log.debug("heartbeat not gossiped: %s", error)
+            # About one message a second from the whole swarm.
+            period_s = max(HEARTBEAT_FLOOR_S, float(len(self.members())))
+            await trio.sleep(period_s * random.uniform(0.8, 1.2))  # noqa: TID251, S311 - a period
+
+    def members(self) -> dict[str, Heard]:
+        """Return the peers heard lately."""
+        oldest = now_s() - HEARD_FOR_S
+        self.heard = {p: h for p, h in self.heard.items() if h.at_s >= oldest}
+        return self.heard
+
+    # -------------------------------------------------------------------------------- sync
+
+    def want(self, record_id: str) -> None:
+        """Ask the next neighbour for this record."""
+        self._wanted.add(record_id)
+        self._sync_now.set()
+
+    def sync_soon(self) -> None:
+        """Do not wait for the period."""
+        self._sync_now.set()
+
+    async def _sync_often(self, sync_s: float) -> None:
+        last: str | None = None
+        while True:
+            with trio.move_on_after(sync_s):
+                await self._sync_now.wait()
+            self._sync_now = trio.Event()
+            peers = [p.peer_id for p in self._swarm.peers()]
+            others = [p for p in peers if p != last] or peers
+            if others:
+                last = random.choice(others)  # noqa: S311 - any neighbour will do
+                try:
+                    await self._sync_with(last)
+                except (P2PError, WireError, RecordError) as error:
+                    log.debug("peer=%s sync failed: %s", last, error)
+            await trio.sleep(min(0.2, sync_s))  # noqa: TID251 - at most five a second
+
+    async def _sync_with(self, peer_id: str) -> None:
+        """Fetch what `peer_id` has and we lack, page by page, and push what it wants."""
+        wanted = [i for i in self._wanted if not self._book.has(i)]
+        self._wanted.clear()
+        if wanted:
+            await self._take_reply(await self._ask(peer_id, self._pages.ask_for(wanted)))
+        from_height = self._pages.first_height()
+        for _ in range(MAX_PAGES):
+            reply = await self._ask(peer_id, self._pages.request(from_height))
+            highest = await self._take_reply(reply)
+            for push in await self._pages.pushes(reply.want):
+                await self._ask(peer_id, push)
+            if not reply.has_more or highest is None:
+                return
+            from_height = max(from_height, highest - 1)
+
+    async def _ask(self, peer_id: str, request: bytes) -> SyncReply:
+        data = await self._swarm.request(
+            peer_id,
+            SYNC_PROTOCOL,
+            request,
+            timeout_s=REQUEST_TIMEOUT_S,
+            max_response_bytes=MAX_SYNC_BYTES,
+            purpose="sync",
+        )
+        return parse_sync_reply(data)
+
+    async def _take_reply(self, reply: SyncReply) -> int | None:
+        """Take in the records of a reply; return the greatest height among them."""
+        highest = None
+        for data in reply.envelopes:
+            signed = self._book.verify(data)
+            await self._on_record(signed)
+            highest = max(highest or 0, signed.record.round_index)
+        if reply.has_closed and reply.tip is not None:
+            self._on_closed(reply.tip)
+        return highest
+
+    async def _respond(self, peer_id: str, data: bytes) -> bytes:
+        answer = await self._pages.answer(data)
+        for envelope in answer.pushed:
+            await self._on_record(self._book.verify(envelope))
+        if answer.closed_base is not None:
+            self._on_closed(answer.closed_base)
+        return encode(answer.reply)

@@ -1,0 +1,304 @@
+"""Blobs and states of one module: fetched, validated, computed, pruned.
+
+Runs in: agent. Each task ends in an event for the round protocol's machine, `RequestFailed` where
+it could not be done; the machine asks again if it still wants it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import trio
+
+from p2p.blobstore import BlobStore
+from p2p.errors import P2PError
+from p2p.swarm import Swarm
+from volunteer.agent.aggregator_service import (
+    AggregatorLostError,
+    AggregatorRefusedError,
+    AggregatorService,
+)
+from volunteer.agent.record_log import RecordLog
+from volunteer.messages import (
+    ApplyCommit,
+    BlobValidated,
+    BuildGenesis,
+    EvaluateState,
+    ListedWork,
+    Outcome,
+    OwnWork,
+    StateBuilt,
+    StateEvaluated,
+    ValidateBlob,
+)
+from volunteer.rounds import events as ev
+from volunteer.rounds.machine import Machine
+from volunteer.rounds.records import Contribution
+from volunteer.run import RunSpec
+from volunteer.training.layout import num_parameters
+
+log = logging.getLogger(__name__)
+FETCH_DEADLINE_S = 60.0
+STATE_DEADLINE_S = 3600.0
+RETRY_AFTER_S = 2.0
+KEEP_UNREFERENCED_S = 600.0
+"""A file that nothing refers to may be one that is just being made."""
+_HEADER_BYTES = 64 * 1024
+
+
+class ModuleFiles:
+    """What the machine's actions need of the disk, the network and the aggregator."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        me: str,
+        store: BlobStore,
+        swarm: Swarm,
+        aggregator: AggregatorService,
+        record_log: RecordLog,
+    ) -> None:
+        """Serve one module; `post` and `nursery` are set by the driver."""
+        self._spec = spec
+        self._me = me
+        self._store = store
+        self._swarm = swarm
+        self._aggregator = aggregator
+        self._log = record_log
+        self.post: Callable[[ev.Event], None]
+        self.nursery: trio.Nursery | None = None
+        self.on_refused: Callable[[str, str], None] = lambda contribution_id, reason: None
+        self._computed: dict[tuple[str, tuple[str, ...]], StateBuilt] = {}
+        # fp32 weights and momentum; int4 codes are far smaller.
+        self._max_state_bytes = 8 * num_parameters(spec.model) + _HEADER_BYTES
+        self._max_blob_bytes = num_parameters(spec.model) + _HEADER_BYTES
+
+    # ----------------------------------------------------------------------------- loading
+
+    def state_hash_of(self, machine: Machine, commit_id: str) -> str:
+        """Return the state hash of a commit, the genesis included."""
+        return machine.state_hash_of(commit_id) or self._spec.genesis.state_hash
+
+    def state_events(self, machine: Machine, verified: list[str]) -> list[ev.Event]:
+        """Return the events that say which commits were verified, and whose states are gone."""
+        events: list[ev.Event] = []
+        for commit_id in verified:
+            if commit_id in machine.known.facts:
+                events.append(ev.StateHeld(commit_id))
+                if not self._store.has(self.state_hash_of(machine, commit_id)):
+                    events.append(ev.StateDropped(commit_id))
+        return events
+
+    async def build_genesis_if_needed(self, machine: Machine) -> None:
+        """Make the state of round 0, unless a later one is here."""
+        genesis = machine.rules.genesis_id
+        while not machine.known.states:
+            try:
+                await self._aggregator.ask(lambda i: BuildGenesis(request_id=i))
+            except AggregatorLostError:
+                continue
+            except AggregatorRefusedError as error:
+                log.error("genesis refused: %s", error)
+                return
+            self.post(ev.StateHeld(genesis))
+            return
+
+    def works_on_disk(self, works: tuple[OwnWork, ...]) -> tuple[OwnWork, ...]:
+        """Return those of our own works whose blobs are here."""
+        return tuple(work for work in works if self._store.has(work.blob_id))
+
+    # ------------------------------------------------------------------------------- tasks
+
+    def start(self, action: ev.Action, machine: Machine) -> None:
+        """Begin what `action` says in a task of its own."""
+        assert self.nursery is not None
+        match action:
+            case ev.FetchBlob(contribution_id, contribution):
+                self.nursery.start_soon(self._fetch_blob, contribution_id, contribution)
+            case ev.ComputeState():
+                self.nursery.start_soon(self._compute_state, action, machine)
+            case ev.ComputeProposal():
+                self.nursery.start_soon(self._compute_proposal, action, machine)
+            case ev.FetchState(commit_id, _):
+                state_hash = self.state_hash_of(machine, commit_id)
+                self.nursery.start_soon(self._fetch_state, commit_id, state_hash)
+            case ev.BanPeer(peer, first, second, reason):
+                log.error("peer=%s banned: %s (%s, %s)", peer, reason, first, second)
+                self.nursery.start_soon(self._swarm.ban, peer, reason)
+            case _:
+                raise AssertionError(action)
+
+    def _providers(self, first: str) -> Callable[[], list[str]]:
+        def providers() -> list[str]:
+            peers = [p.peer_id for p in self._swarm.peers()]
+            return sorted(peers, key=lambda peer: peer != first)
+
+        return providers
+
+    async def _fetch_blob(self, contribution_id: str, contribution: Contribution) -> None:
+        blob_id = contribution.blob_id
+        if contribution.blob_bytes > self._max_blob_bytes:
+            self.post(ev.BlobRefused(blob_id, "it is larger than any contribution can be"))
+            return
+        try:
+            if not self._store.has(blob_id):
+                await self._swarm.fetch_blob(
+                    blob_id,
+                    max_bytes=contribution.blob_bytes,
+                    providers=self._providers(contribution.author),
+                    store=self._store,
+                    purpose="contributions",
+                    deadline_s=FETCH_DEADLINE_S,
+                )
+            reply = await self._aggregator.ask(
+                lambda i: ValidateBlob(
+                    request_id=i,
+                    blob_id=blob_id,
+                    round_index=contribution.round_index,
+                    codec=contribution.codec,
+                    codec_version=contribution.codec_version,
+                )
+            )
+        except (P2PError, AggregatorLostError, AggregatorRefusedError) as error:
+            await self._fail_later(contribution_id, error)
+            return
+        assert isinstance(reply, BlobValidated)
+        if reply.reason:
+            log.warning("blob=%s author=%s: %s", blob_id[:12], contribution.author, reply.reason)
+            self.post(ev.BlobRefused(blob_id, reply.reason))
+        else:
+            self.post(ev.BlobHeld(blob_id))
+
+    async def _fail_later(self, subject: str, error: Exception) -> None:
+        log.info("subject=%s not done yet: %s", subject[:12], error)
+        await trio.sleep(RETRY_AFTER_S)  # noqa: TID251 - asked again at once otherwise
+        self.post(ev.RequestFailed(subject))
+
+    async def _apply(
+        self, machine: Machine, parent: str, listed: tuple[ev.Listed, ...]
+    ) -> StateBuilt:
+        key = (parent, tuple(one.contribution_id for one in listed))
+        if key not in self._computed:
+            works = tuple(
+                ListedWork(
+                    contribution_id=one.contribution_id,
+                    author=one.contribution.author,
+                    blob_id=one.contribution.blob_id,
+                    tokens=one.contribution.tokens,
+                    is_late=one.is_late,
+                    is_on_probation=one.is_on_probation,
+                )
+                for one in listed
+            )
+            state_hash = self.state_hash_of(machine, parent)
+            reply = await self._aggregator.ask(
+                lambda i: ApplyCommit(request_id=i, parent_state=state_hash, listed=works)
+            )
+            assert isinstance(reply, StateBuilt)
+            self._computed = {**dict(list(self._computed.items())[-16:]), key: reply}
+        return self._computed[key]
+
+    async def _compute_state(self, action: ev.ComputeState, machine: Machine) -> None:
+        try:
+            built = await self._apply(machine, action.commit.parent, action.listed)
+        except (AggregatorLostError, AggregatorRefusedError) as error:
+            await self._fail_later(action.commit_id, error)
+            return
+        if built.state_hash != action.commit.state_hash:
+            reason = f"its list gives state {built.state_hash[:12]}"
+            log.error("commit=%s refused: %s", action.commit_id[:12], reason)
+            self.post(ev.StateRefused(action.commit_id, reason))
+            return
+        await self._note_refusals(built.outcomes, machine)
+        self.post(ev.StateHeld(action.commit_id))
+
+    async def _note_refusals(self, outcomes: tuple[Outcome, ...], machine: Machine) -> None:
+        for outcome in outcomes:
+            if outcome.refused_reason and outcome.contribution_id in machine.own:
+                self.on_refused(outcome.contribution_id, outcome.refused_reason)
+                text = f"{outcome.contribution_id} {outcome.refused_reason}"
+                await trio.to_thread.run_sync(self._log.note, "refused", text)
+
+    async def _compute_proposal(self, action: ev.ComputeProposal, machine: Machine) -> None:
+        try:
+            built = await self._apply(machine, action.parent, action.listed)
+        except (AggregatorLostError, AggregatorRefusedError) as error:
+            await self._fail_later(action.parent, error)
+            return
+        ids = tuple(one.contribution_id for one in action.listed)
+        self.post(ev.ProposalComputed(action.parent, ids, built.state_hash))
+
+    async def _fetch_state(self, commit_id: str, state_hash: str) -> None:
+        try:
+            if not self._store.has(state_hash):
+                await self._swarm.fetch_blob(
+                    state_hash,
+                    max_bytes=self._max_state_bytes,
+                    providers=self._providers(""),
+                    store=self._store,
+                    purpose="states",
+                    deadline_s=STATE_DEADLINE_S,
+                )
+            # Evaluating parses it in full: a state of another shape is no state.
+            await self._aggregator.ask(lambda i: EvaluateState(request_id=i, state_hash=state_hash))
+        except (P2PError, AggregatorLostError, AggregatorRefusedError) as error:
+            await self._fail_later(commit_id, error)
+            return
+        log.info("commit=%s state=%s fetched", commit_id[:12], state_hash[:12])
+        self.post(ev.StateHeld(commit_id))
+
+    def start_evaluation(
+        self, commit_id: str, state_hash: str, on_loss: Callable[[str, float], None]
+    ) -> None:
+        """Measure the held-out loss of a state; `on_loss(commit_id, nats per byte)`."""
+        assert self.nursery is not None
+        self.nursery.start_soon(self._evaluate, commit_id, state_hash, on_loss)
+
+    async def _evaluate(
+        self, commit_id: str, state_hash: str, on_loss: Callable[[str, float], None]
+    ) -> None:
+        try:
+            reply = await self._aggregator.ask(
+                lambda i: EvaluateState(request_id=i, state_hash=state_hash)
+            )
+        except (AggregatorLostError, AggregatorRefusedError) as error:
+            log.info("commit=%s not evaluated: %s", commit_id[:12], error)
+            return
+        assert isinstance(reply, StateEvaluated)
+        on_loss(commit_id, reply.held_out_loss)
+
+    # ----------------------------------------------------------------------------- pruning
+
+    def prune(self, machine: Machine) -> None:
+        """Delete blobs and states that nothing can need any more."""
+        assert self.nursery is not None and machine.tip is not None
+        oldest = machine.known.facts[machine.tip].height - self._spec.rounds.journal_rounds
+        keep = {c.blob_id for c in machine.known.contributions.values() if c.round_index >= oldest}
+        keep |= _needed_own_blobs(machine)
+        for commit_id in list(machine.known.states):
+            if machine.known.facts[commit_id].height >= oldest:
+                keep.add(self.state_hash_of(machine, commit_id))
+            else:
+                self.post(ev.StateDropped(commit_id))
+        self.nursery.start_soon(trio.to_thread.run_sync, self._delete_others, keep)
+
+    def _delete_others(self, keep: set[str]) -> None:
+        newest = time.time() - KEEP_UNREFERENCED_S
+        for blob_id in self._store.list_ids():
+            file = self._store.file_of(blob_id)
+            if blob_id not in keep and file.stat().st_mtime < newest:
+                self._store.delete(blob_id)
+
+
+def _needed_own_blobs(machine: Machine) -> set[str]:
+    """Return the blobs of own work that may have to go into the weights or out of them."""
+    needed: set[str] = set()
+    for contribution_id, state in machine.work_states().items():
+        if state.value in ("pending", "in_flight"):
+            contribution = machine.own[contribution_id]
+            for i in (contribution_id, *contribution.carries):
+                if i in machine.own:
+                    needed.add(machine.own[i].blob_id)
+    return needed
