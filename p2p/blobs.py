@@ -1,0 +1,161 @@
+"""Serving blobs, and the wire of the blob protocol. Runs in: agent. PROTOCOL.md section 4.
+
+A client opens one stream, writes requests of 37 bytes, several ahead, and reads the answers in
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from p2p.blob_hashes import chunk_size_bytes, num_chunks_of
+from p2p.blobstore import BlobStore
+from p2p.errors import (
+    BlobCorruptError,
+    BlobUnavailableError,
+    FramingError,
+    RequestRefusedError,
+)
+from p2p.framing import (
+    BLOB_REQUEST_BYTES,
+    HASH_BYTES,
+    BlobOp,
+    BlobRequest,
+    Status,
+    encode_blob_request,
+    encode_frame,
+    encode_manifest,
+    encode_refusal,
+    parse_blob_request,
+    parse_manifest,
+    read_exactly,
+    read_frame,
+    read_reason,
+    read_status,
+)
+from p2p.host import Host
+from p2p.peer_stream import PeerStream
+from p2p.swarm_types import Tally
+
+BLOB_PROTOCOL: Final = "/allmende/blob/1"
+IDLE_DEADLINE_S: Final = 60.0  # a client that asks for nothing
+WRITE_DEADLINE_S: Final = 120.0  # one chunk: 9 KB/s
+MAX_SERVED_AT_ONCE: Final = 8  # chunks in memory
+STALL_S: Final = 15.0  # a client waits so long for the next byte
+
+
+def max_manifest_bytes(max_bytes: int) -> int:
+    """Give the length of the manifest of a blob of `max_bytes`."""
+    return 8 + HASH_BYTES * num_chunks_of(max_bytes)
+
+
+class BlobServer:
+    """Gives this volunteer's blobs to peers."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._store: BlobStore | None = None
+        self._may_serve: Callable[[str], bool] = lambda _blob_id: False
+        self._purpose_of: Callable[[str], str] = lambda _blob_id: "blob"
+        self._slots = trio.CapacityLimiter(MAX_SERVED_AT_ONCE)
+        self._disk = trio.CapacityLimiter(2)
+
+    def serve(
+        self,
+        host: Host | None,
+        store: BlobStore,
+        may_serve: Callable[[str], bool],
+        purpose_of: Callable[[str], str],
+    ) -> None:
+        """Serve the blobs in `store` that `may_serve` allows, now and on hosts to come."""
+        self._store, self._may_serve, self._purpose_of = store, may_serve, purpose_of
+        if host is not None:
+            self.attach(host)
+
+    def attach(self, host: Host) -> None:
+        """Answer the blob protocol on a new host."""
+        if self._store is not None:
+            host.set_handler(BLOB_PROTOCOL, self._answer_all)
+
+    async def _answer_all(self, _peer_id: str, stream: PeerStream) -> None:
+        while True:
+            with trio.fail_after(IDLE_DEADLINE_S):
+                first = await stream.read_some(BLOB_REQUEST_BYTES)
+                if not first:
+                    return
+                rest = await read_exactly(stream.read_some, BLOB_REQUEST_BYTES - len(first))
+            try:
+                request = parse_blob_request(first + rest)
+            except FramingError:
+                self._tally.refused_requests += 1
+                raise
+            async with self._slots:
+                await self._answer(request, stream)
+
+    async def _answer(self, request: BlobRequest, stream: PeerStream) -> None:
+        payload = await self._payload_of(request)
+        if payload is None:
+            self._tally.refused_requests += 1
+            answer = encode_refusal(Status.REFUSED, "that blob is not served here")
+        else:
+            self._tally.sent[self._purpose_of(request.blob_id)] += len(payload)
+            answer = bytes([Status.OK]) + encode_frame(payload)
+        with trio.fail_after(WRITE_DEADLINE_S):
+            await stream.write(answer)
+
+    async def _payload_of(self, request: BlobRequest) -> bytes | None:
+        store = self._store
+        assert store is not None, "Invariant: attach() comes after serve()"
+        if not self._may_serve(request.blob_id):
+            return None
+        try:
+            return await trio.to_thread.run_sync(_read, store, request, limiter=self._disk)
+        except (BlobUnavailableError, BlobCorruptError):
+            return None
+
+
+def _read(store: BlobStore, request: BlobRequest) -> bytes:
+    if request.op is BlobOp.CHUNK:
+        return store.read_chunk(request.blob_id, request.chunk_index)
+    return encode_manifest(store.size_bytes(request.blob_id), store.chunk_hashes(request.blob_id))
+
+
+class BlobClient:
+    """One stream on which a blob's manifest and chunks are asked for."""
+
+    def __init__(self, stream: PeerStream, blob_id: str) -> None:
+        self._stream = stream
+        self._blob_id = blob_id
+
+    async def ask(self, op: BlobOp, chunk_index: int = 0) -> None:
+        """Send one request; its answer comes after those of earlier ones."""
+        request = BlobRequest(op, self._blob_id, chunk_index)
+        with trio.fail_after(STALL_S):
+            await self._stream.write(encode_blob_request(request))
+
+    async def read_manifest(self, max_bytes: int) -> tuple[int, tuple[bytes, ...]]:
+        """Read the answer to a manifest request: size in bytes and hashes, not yet checked."""
+        return parse_manifest(await self._read_answer(max_manifest_bytes(max_bytes)))
+
+    async def read_chunk(self, size_bytes: int, chunk_index: int) -> bytes:
+        """Read the answer to a chunk request of a blob of `size_bytes`, not yet checked."""
+        return await self._read_answer(chunk_size_bytes(size_bytes, chunk_index))
+
+    async def _read_answer(self, max_bytes: int) -> bytes:
+        """Read one answer.
+
+        Raises:
+            RequestRefusedError: The peer does not have it, or reset the stream.
+            FramingError: The answer is malformed or too large.
+            trio.TooSlowError: No byte came for 15 s.
+        """
+        if await read_status(self._read_some) is not Status.OK:
+            raise RequestRefusedError(await read_reason(self._read_some))
+        return await read_frame(self._read_some, max_bytes=max_bytes)
+
+    async def _read_some(self, num_bytes: int) -> bytes:
+        with trio.fail_after(STALL_S):
+            return await self._stream.read_some(num_bytes)

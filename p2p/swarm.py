@@ -1,0 +1,408 @@
+"""The swarm: peers, topics, requests and blobs, whatever happens to libp2p. Runs in: agent.
+
+    async with open_swarm(identity, SwarmConfig(bootstrap=(...,))) as swarm:
+        await swarm.subscribe("t", accept, on_message, max_bytes=65536)
+
+Everything here is plain Python; no libp2p type leaves `p2p`. The protocols are stated in
+PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from p2p.addresses import Address, AddressBook, expand_wildcard, parse_address, parse_peer_address
+from p2p.blob_fetch import BlobFetcher
+from p2p.blobs import BlobServer
+from p2p.blobstore import BlobStore, is_blob_id
+from p2p.contain import contain
+from p2p.dialer import Dialer
+from p2p.errors import P2PError, RequestTimeoutError
+from p2p.gossip import DEFAULT_PURPOSE, Accept, Gossip, OnMessage
+from p2p.host import Host, HostEvents, open_host
+from p2p.identity import Identity, is_peer_id
+from p2p.requests import Requests, Respond
+from p2p.swarm_types import PeerView, SwarmConfig, SwarmStatistics, Tally
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+__all__ = ["PeerView", "Swarm", "SwarmConfig", "SwarmStatistics", "open_swarm"]
+
+RESTART_PAUSE_S: Final = 0.5  # before the host is started again; doubles
+MAX_RESTART_PAUSE_S: Final = 30.0
+HEALTHY_S: Final = 60.0  # a host that lived so long starts counting anew
+
+_log = logging.getLogger("p2p.swarm")
+
+
+class Swarm:
+    """This volunteer's place among the peers. Made by `open_swarm`."""
+
+    _nursery: trio.Nursery  # set by open_swarm
+
+    def __init__(self, identity: Identity, config: SwarmConfig) -> None:
+        self.peer_id = identity.peer_id
+        """Our own peer id."""
+        self._identity = identity
+        self._config = config
+        self._tally = Tally()
+        self._host: Host | None = None
+        self._listen = tuple(parse_address(text) for text in config.listen)
+        self._banned = dict.fromkeys(config.banned, "banned in the configuration")
+        self._book = AddressBook(self.peer_id)
+        for text in config.bootstrap:
+            self._book.trust(parse_peer_address(text))
+        self._gossip = Gossip(self.peer_id, self._tally)
+        self._requests = Requests(self._tally)
+        self._blob_server = BlobServer(self._tally)
+        self._dialer = Dialer(self._book, config, lambda: self._host, self._is_banned)
+        self._blob_fetcher = BlobFetcher(self._dialer.connect, self._tally)
+        self._connected: set[str] = set()
+        self._when_connected: list[Callable[[PeerView], None]] = []
+        self._when_lost: list[Callable[[str], None]] = []
+
+    # -- peers
+
+    @property
+    def listen_addrs(self) -> tuple[str, ...]:
+        """Our addresses with real port and /p2p/; for wildcards, what the interfaces have now."""
+        return tuple(
+            str(Address(address.family, address.host, address.port, self.peer_id))
+            for bound in self._listen
+            for address in expand_wildcard(bound)
+        )
+
+    def peers(self) -> tuple[PeerView, ...]:
+        """List the connected peers."""
+        return () if self._host is None else self._host.peers()
+
+    def on_peer_connected(self, callback: Callable[[PeerView], None]) -> None:
+        """Have `callback` called when a peer's first connection opens. It must not block."""
+        self._when_connected.append(callback)
+
+    def on_peer_lost(self, callback: Callable[[str], None]) -> None:
+        """Have `callback` called with the peer id when its last connection is gone."""
+        self._when_lost.append(callback)
+
+    async def connect(self, addr: str) -> None:
+        """Connect to the peer at `addr`, which ends in /p2p/<peer id>, and try to stay connected.
+
+        Raises:
+            AddressError: It is no address, or lacks the peer id.
+            PeerUnreachableError: Nobody answered there in time, or somebody else did. It is tried
+                again later.
+        """
+        address = parse_peer_address(addr)
+        assert address.peer_id is not None, "Invariant: parse_peer_address() requires it"
+        self._book.trust(address)
+        if address.peer_id != self.peer_id:
+            await self._dialer.connect(address.peer_id)
+
+    def remember(self, peer_id: str, addrs: Sequence[str]) -> None:
+        """Note where a peer is said to be reached, and try to be connected to it.
+
+        `addrs` may come from strangers: what is no numeric address is left out, at most 8 of a peer
+        and those of 256 peers are kept, and the handshake proves who is there.
+        """
+        connected = [] if self._host is None else [peer.peer_id for peer in self._host.peers()]
+        if self._book.remember(peer_id, addrs, keep=connected):
+            self._dialer.look_now(peer_id)
+
+    def disconnect(self, peer_id: str) -> None:
+        """Close the connections to a peer and forget its addresses, unless the user gave them."""
+        if is_peer_id(peer_id):
+            self._book.forget(peer_id)
+            if self._host is not None:
+                self._host.drop(peer_id)
+
+    def ban(self, peer_id: str, reason: str) -> None:
+        """Refuse a peer from now on: connections, requests, blobs, and messages that it wrote."""
+        if is_peer_id(peer_id) and peer_id != self.peer_id:
+            _log.warning("banned peer=%s reason=%s", peer_id, reason)
+            self._banned[peer_id] = reason
+            self.disconnect(peer_id)
+
+    def banned(self) -> frozenset[str]:
+        """List the refused peers, to be kept and given back as SwarmConfig.banned."""
+        return frozenset(self._banned)
+
+    def _is_banned(self, peer_id: str) -> bool:
+        return peer_id in self._banned
+
+    # -- topics
+
+    async def subscribe(
+        self,
+        topic: str,
+        accept: Accept,
+        on_message: OnMessage,
+        *,
+        max_bytes: int,
+        purpose: str = DEFAULT_PURPOSE,
+    ) -> None:
+        """Take part in a topic.
+
+        Args:
+            topic: Its name; at most 128 characters.
+            accept: Called with author and payload of every message, within 5 s, before it is
+                delivered and forwarded; False refuses it. Signature and size have been checked. The
+                same message may come again after two minutes, so what it says must bear repetition.
+            on_message: Called with author and payload of what was accepted; one at a time. One's
+                own messages are not delivered.
+            max_bytes: Larger messages are refused; at most 65,536.
+            purpose: What received and forwarded bytes are accounted under.
+
+        Raises:
+            MessageTooLargeError: `max_bytes` is more than gossip carries.
+        """
+
+        async def accept_unless_banned(author: str, payload: bytes) -> bool:
+            return not self._is_banned(author) and await accept(author, payload)
+
+        await self._gossip.subscribe(
+            topic, accept_unless_banned, on_message, max_bytes=max_bytes, purpose=purpose
+        )
+
+    async def publish(self, topic: str, payload: bytes, *, purpose: str) -> None:
+        """Queue a message for everyone who listens, and return at once. It may be lost.
+
+        Raises:
+            MessageTooLargeError: The payload is larger than the topic allows.
+        """
+        self._gossip.publish(topic, payload, purpose)
+        await trio.lowlevel.checkpoint()
+
+    # -- requests
+
+    def serve(
+        self, protocol: str, respond: Respond, *, max_request_bytes: int, purpose: str
+    ) -> None:
+        """Answer requests on `protocol` with what `respond` returns for peer id and payload.
+
+        `respond` refuses by raising RequestRefusedError, whose text the peer gets; any other
+        exception resets the stream, is logged and counted. It has 120 s.
+
+        Raises:
+            MessageTooLargeError: `max_request_bytes` is more than 8 MiB.
+        """
+        self._requests.serve(
+            self._host, protocol, respond, max_request_bytes=max_request_bytes, purpose=purpose
+        )
+
+    async def request(
+        self,
+        peer_id: str,
+        protocol: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        max_response_bytes: int,
+        purpose: str,
+    ) -> bytes:
+        """Ask a peer, connecting to it first where needed.
+
+        Raises:
+            PeerUnreachableError: It cannot be connected to, or the connection broke.
+            RequestTimeoutError: No whole answer within `timeout_s`.
+            RequestRefusedError: It said no, does not speak the protocol, or reset the stream.
+            FramingError: The answer is malformed or larger than `max_response_bytes`.
+
+        Cancellation: the stream is reset; the peer may have acted on the request.
+        """
+        deadline = trio.current_time() + timeout_s
+        try:
+            with trio.fail_after(timeout_s):
+                host = await self._dialer.connect(peer_id)
+        except trio.TooSlowError as error:
+            raise RequestTimeoutError(
+                f"no connection to peer {peer_id} within {timeout_s:g} s"
+            ) from error
+        return await self._requests.request(
+            host,
+            peer_id,
+            protocol,
+            payload,
+            timeout_s=max(0.0, deadline - trio.current_time()),
+            max_response_bytes=max_response_bytes,
+            purpose=purpose,
+        )
+
+    # -- blobs
+
+    def serve_blobs(
+        self, store: BlobStore, may_serve: Callable[[str], bool], purpose_of: Callable[[str], str]
+    ) -> None:
+        """Give peers the blobs in `store` that `may_serve` allows, under `purpose_of(blob_id)`."""
+        self._blob_server.serve(self._host, store, may_serve, purpose_of)
+
+    async def fetch_blob(
+        self,
+        blob_id: str,
+        *,
+        max_bytes: int,
+        providers: Callable[[], Sequence[str]],
+        store: BlobStore,
+        purpose: str,
+        deadline_s: float,
+    ) -> None:
+        """Bring a blob into `store`; done at once where it is there.
+
+        Args:
+            blob_id: Which.
+            max_bytes: Larger ones are refused, before anything but their size is fetched.
+            providers: Who may have it; asked again while waiting, since new holders appear.
+            store: Where it goes; what has arrived stays there for the next try.
+            purpose: What the bytes are accounted under.
+            deadline_s: Seconds from now after which it is given up.
+
+        Raises:
+            BlobUnavailableError: The deadline passed, the blob is too large, or the disk failed.
+            BlobStoreFullError: There is no room on the disk.
+
+        Cancellation: what has arrived stays; a download shared with another caller goes on.
+        """
+        if not is_blob_id(blob_id):
+            raise ValueError(f"{blob_id!r} is no blob id")
+        await self._blob_fetcher.fetch(
+            self._nursery,
+            blob_id,
+            max_bytes=max_bytes,
+            providers=lambda: [peer for peer in providers() if peer != self.peer_id],
+            store=store,
+            purpose=purpose,
+            deadline_s=deadline_s,
+        )
+
+    # -- the inside
+
+    def statistics(self) -> SwarmStatistics:
+        """Count what has happened so far."""
+        host, tally = self._host, self._tally
+        wire_sent, wire_received = (0, 0) if host is None else host.wire_bytes()
+        return SwarmStatistics(
+            sent_bytes_by_purpose=dict(tally.sent),
+            received_bytes_by_purpose=dict(tally.received),
+            wire_sent_bytes=tally.retired_wire_sent + wire_sent,
+            wire_received_bytes=tally.retired_wire_received + wire_received,
+            num_peers=len(self.peers()),
+            num_connections=0 if host is None else host.num_connections(),
+            num_known_peers=len(self._book.peers()),
+            host_restarts=tally.host_restarts,
+            dropped_messages=tally.dropped_messages + self._gossip.num_dropped_now(),
+            refused_messages=tally.refused_messages,
+            failed_handlers=tally.failed_handlers,
+            refused_requests=tally.refused_requests,
+            bad_chunks=tally.bad_chunks,
+            dropped_peers=tally.dropped_peers,
+        )
+
+    async def _run(self, task_status: TaskStatus[None]) -> None:
+        """Run one host after another (fault 11); in between, callers see PeerUnreachableError.
+
+        Raises:
+            P2PError: The first host could not be started.
+        """
+        was_up = False
+        pause_s = RESTART_PAUSE_S
+
+        def when_up() -> None:
+            nonlocal was_up
+            if not was_up:
+                task_status.started()
+            was_up = True
+
+        while True:
+            started_at = trio.current_time()
+            with contain(
+                "host", level=logging.ERROR if was_up else logging.DEBUG, is_quiet=False
+            ) as outcome:
+                await self._run_host(when_up)
+            if not was_up:
+                raise _first_own_error(outcome.error)
+            self._tally.host_restarts += 1
+            if trio.current_time() - started_at > HEALTHY_S:
+                pause_s = RESTART_PAUSE_S
+            await trio.sleep(pause_s)  # noqa: TID251 -- backoff
+            pause_s = min(pause_s * 2, MAX_RESTART_PAUSE_S)
+
+    async def _run_host(self, when_up: Callable[[], None]) -> None:
+        """Run a host until it dies."""
+        events = HostEvents(
+            self._tell_connected, self._tell_lost, self._is_banned, self._gossip.count_sent
+        )
+        try:
+            async with (
+                open_host(self._identity, self._config, self._listen, events, self._tally) as host,
+                trio.open_nursery() as nursery,
+            ):
+                self._listen = host.listening_on()  # the next host takes the same ports
+                self._requests.attach(host)
+                self._blob_server.attach(host)
+                self._host = host
+                await self._gossip.attach(host, nursery)
+                when_up()
+                self._dialer.look_now()
+                await trio.sleep_forever()
+        finally:
+            self._host = None
+            self._gossip.detach()
+            for peer_id in tuple(self._connected):
+                self._tell_lost(peer_id)
+
+    def _tell_connected(self, peer_id: str) -> None:
+        self._connected.add(peer_id)
+        view = next((peer for peer in self.peers() if peer.peer_id == peer_id), None)
+        for callback in self._when_connected:
+            if view is None:
+                return  # gone again already
+            with contain("on_peer_connected", peer_id=peer_id) as outcome:
+                callback(view)
+            self._tally.failed_handlers += outcome.error is not None
+
+    def _tell_lost(self, peer_id: str) -> None:
+        self._connected.discard(peer_id)
+        self._tally.dropped_peers += 1
+        self._dialer.look_now()
+        for callback in self._when_lost:
+            with contain("on_peer_lost", peer_id=peer_id) as outcome:
+                callback(peer_id)
+            self._tally.failed_handlers += outcome.error is not None
+
+
+def _first_own_error(error: BaseException | None) -> BaseException:
+    """Find the P2PError among what the nested nurseries wrapped."""
+    if isinstance(error, BaseExceptionGroup):
+        found = [_first_own_error(inner) for inner in error.exceptions]
+        return next((one for one in found if isinstance(one, P2PError)), error)
+    return error or RuntimeError("the host ended without an error")
+
+
+@contextlib.asynccontextmanager
+async def open_swarm(identity: Identity, config: SwarmConfig) -> AsyncIterator[Swarm]:
+    """Take part in the network while the block runs.
+
+    Raises:
+        AddressError: An address in `config` is none; the message shows a right one.
+        ListenError: An address in `config.listen` cannot be listened on.
+        UnsupportedLibp2pError: The installed libp2p is not the one that the guards were written
+            for.
+    """
+    swarm = Swarm(identity, config)
+    body_error: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        swarm._nursery = nursery
+        try:
+            await nursery.start(swarm._run)
+            nursery.start_soon(swarm._dialer.run)
+            yield swarm
+        except Exception as error:  # noqa: BLE001 -- raised again below, unwrapped
+            body_error = error
+        nursery.cancel_scope.cancel()
+    if body_error is not None:
+        raise body_error

@@ -1,0 +1,101 @@
+"""The plain values that the swarm takes and gives. Runs in: agent. Pure: no libp2p, no trio."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmConfig:
+    """How this volunteer takes part in the network."""
+
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Addresses to accept connections on; port 0 lets the system choose one, which is then kept.
+    Empty: nobody can dial in."""
+    bootstrap: tuple[str, ...] = ()
+    """Addresses, with /p2p/, of the peers to meet first; kept connected."""
+    max_connections: int = 64
+    """Connections at a time, both directions together; at most three quarters of them inbound."""
+    ping_every_s: float = 5.0
+    """Seconds between two pings on a quiet connection: 24 bytes each."""
+    ping_timeout_s: float = 10.0
+    """Seconds without an answer or any other byte after which a connection is dropped."""
+    dial_timeout_s: float = 10.0
+    """Seconds that one dial may take, handshake included."""
+    redial_every_s: float = 5.0
+    """Seconds between two looks at who should be connected and is not."""
+    redial_at_most_every_s: float = 300.0
+    """Longest pause, in seconds, before a peer that could not be reached is tried again."""
+    banned: frozenset[str] = frozenset()
+    """Peer ids that are refused from the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerView:
+    """A connected peer. Where two connections are open, the one that streams are opened on."""
+
+    peer_id: str
+    """The libp2p peer id, base58, proven by the handshake."""
+    addr: str
+    """The other end of the socket, as an address without the peer id."""
+    direction: Literal["inbound", "outbound"]
+    """Who dialled: they or we."""
+    connected_s: float
+    """Seconds since the handshake."""
+    rtt_s: float | None
+    """Smoothed time of a ping and its answer, in seconds; None before the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmStatistics:
+    """What the swarm has done since it was opened."""
+
+    sent_bytes_by_purpose: Mapping[str, int]
+    """Payload bytes handed to streams, by the purpose that the caller named."""
+    received_bytes_by_purpose: Mapping[str, int]
+    """Payload bytes taken from streams, by purpose."""
+    wire_sent_bytes: int
+    """Bytes written to sockets: the payload, and what the protocols add."""
+    wire_received_bytes: int
+    """Bytes read from sockets."""
+    num_peers: int
+    """Peers connected now."""
+    num_connections: int
+    """Connections open now; a peer may have two after both dialled at once."""
+    num_known_peers: int
+    """Peers of whom an address is known."""
+    host_restarts: int
+    """How often the network layer died and was started again."""
+    dropped_messages: int
+    """Gossiped messages lost here: queues were full, or a neighbour sent too many."""
+    refused_messages: int
+    """Gossiped messages that were too large or that `accept` refused."""
+    failed_handlers: int
+    """Callbacks of the caller that raised; the stream was reset or the message skipped."""
+    refused_requests: int
+    """Requests from peers that were refused or malformed."""
+    bad_chunks: int
+    """Blob chunks and manifests from peers that did not match their hash."""
+    dropped_peers: int
+    """Connections that were lost, whatever the reason."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """The counters behind SwarmStatistics; one object, shared by the parts of one swarm."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    received: Counter[str] = field(default_factory=Counter)
+    host_restarts: int = 0
+    dropped_messages: int = 0
+    refused_messages: int = 0
+    failed_handlers: int = 0
+    refused_requests: int = 0
+    bad_chunks: int = 0
+    dropped_peers: int = 0
+    retired_wire_sent: int = 0
+    """Bytes of connections that are closed."""
+    retired_wire_received: int = 0
