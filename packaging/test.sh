@@ -19,7 +19,7 @@ for argument in "$@"; do
       echo "usage: sh packaging/test.sh [--full] [SESSION...]" >&2
       exit 2
       ;;
-    *) sessions="$sessions --session $argument" ;;
+    *) sessions="${sessions:---session} $argument" ;;
   esac
 done
 
