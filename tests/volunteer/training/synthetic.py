@@ -1,0 +1,72 @@
+"""Small runs and reproducible vectors for the tests of the deterministic half of training."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from volunteer.messages import ListedWork
+from volunteer.run import (
+    CodecSpec,
+    DataSpec,
+    EvaluationSpec,
+    GenesisSpec,
+    InnerSpec,
+    ModelSpec,
+    OuterSpec,
+    RunSpec,
+)
+from volunteer.training.compression import EncodedGradient, encode
+from volunteer.training.genesis import genesis_hash
+
+
+def make_spec(
+    *, dim: int = 8, block_elements: int = 16, seed: int = 7, outer: OuterSpec | None = None
+) -> RunSpec:
+    """Return a valid spec; with the defaults, P = 2520 in 158 blocks, so cosines are sampled."""
+    spec = RunSpec(
+        name="synthetic",
+        model=ModelSpec(num_layers=1, dim=dim, num_heads=1, ffn_dim=8, context_tokens=8),
+        genesis=GenesisSpec(seed=seed, state_hash="0" * 64),
+        data=DataSpec(sources=("builtin:shakespeare",)),
+        inner=InnerSpec(lr=1e-3, decay_rounds=10, batch_sequences=2),
+        outer=outer or OuterSpec(),
+        codec=CodecSpec(block_elements=block_elements),
+        evaluation=EvaluationSpec(num_sequences=4),
+    )
+    genesis = GenesisSpec(seed=seed, state_hash=genesis_hash(spec))
+    return msgspec.structs.replace(spec, genesis=genesis)
+
+
+def gradient(label: str, num_elements: int, *, scale: float = 1e-3) -> Tensor:
+    """Return a reproducible fp32 vector, uniform in -scale..scale, from blake3 of `label`."""
+    raw = blake3(b"synthetic/" + label.encode()).digest(length=2 * num_elements)
+    integers = np.frombuffer(raw, dtype="<i2").astype(np.float64)
+    return torch.from_numpy((integers * (scale / 2**15)).astype(np.float32))
+
+
+def encoded(x_P: Tensor, block_elements: int = 16) -> EncodedGradient:
+    """Encode with blocks of the given size."""
+    return encode(x_P, CodecSpec(block_elements=block_elements))
+
+
+def work(
+    index: int,
+    *,
+    tokens: int = 1000,
+    author: str = "",
+    is_late: bool = False,
+    is_on_probation: bool = False,
+) -> ListedWork:
+    """Return the listing of contribution `index`, each by an author of its own unless told."""
+    return ListedWork(
+        contribution_id=f"{index:064x}",
+        author=author or f"peer-{index}",
+        blob_id=f"{index + 1000:064x}",
+        tokens=tokens,
+        is_late=is_late,
+        is_on_probation=is_on_probation,
+    )

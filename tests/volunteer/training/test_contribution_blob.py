@@ -1,0 +1,153 @@
+"""The blob's bytes: one form, any reader can open it, and hostile ones end in a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load
+
+from tests.volunteer.training.synthetic import gradient
+from volunteer.errors import ContributionRejectedError
+from volunteer.run import CodecSpec
+from volunteer.training.compression import decode, encode
+from volunteer.training.contribution_blob import (
+    BlobKey,
+    claimed_round_index,
+    parse_contribution_blob,
+    read_contribution_blob,
+    write_contribution_blob,
+)
+
+NUM_ELEMENTS = 101
+CODEC = CodecSpec(block_elements=32)
+KEY = BlobKey(
+    run_id="a" * 64, module_id="dense", round_index=3, codec=CODEC, num_elements=NUM_ELEMENTS
+)
+X_P = gradient("blob", NUM_ELEMENTS)
+BLOB = write_contribution_blob(encode(X_P, CODEC), KEY)
+HEADER_BYTES = len(KEY.header)
+
+
+def test_a_blob_holds_what_was_encoded(tmp_path: Path) -> None:
+    expected_P = decode(encode(X_P, CODEC))
+    assert torch.equal(decode(parse_contribution_blob(BLOB, KEY)), expected_P)
+    file = tmp_path / "blob"
+    file.write_bytes(BLOB)
+    assert torch.equal(decode(read_contribution_blob(file, KEY)), expected_P)
+    assert claimed_round_index(file) == 3
+    assert file.read_bytes() == BLOB
+
+
+def test_any_safetensors_reader_opens_it() -> None:
+    tensors = load(BLOB)
+    assert tensors["codes"].shape == (51,)
+    assert tensors["scales"].shape == (4,)
+    assert len(BLOB) == KEY.size_bytes
+
+
+def test_numbers_are_aligned() -> None:
+    assert HEADER_BYTES % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"run_id": "b" * 64}, "run_id"),
+        ({"module_id": "other"}, "module_id"),
+        ({"round_index": 4}, "round_index"),
+        ({"num_elements": 102}, "num_elements"),
+        ({"codec": CodecSpec(block_elements=64)}, "block_elements"),
+        ({"codec": CodecSpec(id="int8", block_elements=32)}, "codec"),
+        ({"codec": CodecSpec(version=2, block_elements=32)}, "codec_version"),
+    ],
+)
+def test_a_blob_for_something_else_is_refused(changes: dict[str, object], word: str) -> None:
+    key = dataclasses.replace(KEY, **changes)  # type: ignore[arg-type] # one per case
+    with pytest.raises(ContributionRejectedError, match=word):
+        parse_contribution_blob(BLOB, key)
+
+
+def with_header(text: bytes) -> bytes:
+    return len(text).to_bytes(8, "little") + text + BLOB[HEADER_BYTES:]
+
+
+HOSTILE = {
+    "empty": b"",
+    "one byte": b"{",
+    "only a length": (2**63).to_bytes(8, "little"),
+    "a huge length": (2**40).to_bytes(8, "little") + BLOB[8:],
+    "no length": (0).to_bytes(8, "little") + BLOB[8:],
+    "header alone": BLOB[:HEADER_BYTES],
+    "a byte short": BLOB[:-1],
+    "a byte long": BLOB + b"\x88",
+    "an empty table": with_header(b"{}      "),
+    "deep nesting": with_header(b"[" * 4000),
+    "no UTF-8": with_header(b'{"__metadata__":{"format":"\xff\xfe"}}'),
+    "another order": with_header(BLOB[8:HEADER_BYTES].replace(b'"codes"', b'"cedos"')),
+    "numbers as metadata": with_header(b'{"__metadata__":{"format":1}}'),
+    "blanks": with_header(BLOB[8:HEADER_BYTES] + b" " * 8),
+    "duplicate keys": with_header(b'{"__metadata__":{},' + BLOB[9:HEADER_BYTES]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bytes_are_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ContributionRejectedError, match="the blob"):
+        parse_contribution_blob(HOSTILE[name], KEY)
+    file = tmp_path / "blob"
+    file.write_bytes(HOSTILE[name])
+    with pytest.raises(ContributionRejectedError, match="the blob"):
+        read_contribution_blob(file, KEY)
+
+
+@pytest.mark.parametrize("claim", ["-1", "1e3", "", "9" * 14, "٣"])
+def test_a_claimed_round_is_a_plain_number(claim: str, tmp_path: Path) -> None:
+    file = tmp_path / "blob"
+    file.write_bytes(with_header(f'{{"__metadata__":{{"round_index":"{claim}"}}}}'.encode()))
+    with pytest.raises(ContributionRejectedError):
+        claimed_round_index(file)
+
+
+def test_a_claim_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for name, data in HOSTILE.items():
+        if b"round_index" not in data:
+            file = tmp_path / name.replace(" ", "-")
+            file.write_bytes(data)
+            with pytest.raises(ContributionRejectedError):
+                claimed_round_index(file)
+
+
+@settings(deadline=None)
+@given(st.integers(0, len(BLOB) - 1), st.integers(0, 255), st.integers(0, len(BLOB)))
+def test_a_damaged_blob_is_refused_or_has_the_one_form(position: int, byte: int, cut: int) -> None:
+    damaged = bytearray(BLOB)
+    damaged[position] = byte
+    for data in (bytes(damaged), bytes(damaged[:cut]), bytes(damaged[cut:])):
+        try:
+            blob = parse_contribution_blob(data, KEY)
+        except ContributionRejectedError:
+            continue
+        assert bool(torch.isfinite(decode(blob)).all())
+        assert write_contribution_blob(blob, KEY) == data
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=600))
+def test_noise_is_refused(data: bytes) -> None:
+    with pytest.raises(ContributionRejectedError):
+        parse_contribution_blob(data, KEY)
+
+
+def test_a_writable_array_is_not_copied_and_a_wrong_key_is_our_own_mistake() -> None:
+    array = np.frombuffer(BLOB, dtype=np.uint8).copy()
+    blob = parse_contribution_blob(array, KEY)
+    array[-2] = 0x99
+    assert int(blob.codes[-2]) == 0x99
+    with pytest.raises(ValueError, match="101"):
+        write_contribution_blob(blob, dataclasses.replace(KEY, num_elements=100))
