@@ -23,8 +23,14 @@ from pathlib import Path
 import torch
 
 from p2p.blobstore import BlobStore
+from p2p.errors import BlobStoreFullError
 from volunteer import errors
-from volunteer.errors import OutOfGpuMemoryError, TrainerError, VolunteerError
+from volunteer.errors import (
+    OutOfGpuMemoryError,
+    StorageFullError,
+    TrainerError,
+    VolunteerError,
+)
 from volunteer.messages import (
     StopTrainer,
     TrainerCommand,
@@ -69,6 +75,8 @@ def main() -> int:
         _build_loop(arguments, inbox, writer.emit).run()
     except VolunteerError as error:
         return _fail(writer, error)
+    except BlobStoreFullError as error:
+        return _fail(writer, StorageFullError(str(error)))
     except Exception as error:  # noqa: BLE001 -- process boundary: the agent hears of everything
         _log.exception("the trainer cannot go on")
         if is_out_of_memory(error):
