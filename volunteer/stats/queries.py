@@ -1,0 +1,219 @@
+"""What the ledger asks of its tables, inside a transaction that the ledger has begun.
+
+Runs in: agent. Every function takes the open connection; `stats.records` has the tables.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from volunteer.messages import RoundPoint, Stats
+from volunteer.stats.records import Balance
+
+
+def read_counters(connection: sqlite3.Connection, run_id: str, module_id: str) -> tuple[int, int]:
+    """Return the trainer's (tokens_total, inner_steps) as last noted; zeros before."""
+    row = connection.execute(
+        "SELECT tokens_total, inner_steps FROM totals WHERE run_id = ? AND module_id = ?",
+        (run_id, module_id),
+    ).fetchone()
+    return (row[0], row[1]) if row else (0, 0)
+
+
+def read_not_contributed(connection: sqlite3.Connection, run_id: str, module_id: str) -> int:
+    """Return done tokens that are in no contribution and were not discarded."""
+    return int(
+        connection.execute(
+            "SELECT coalesce((SELECT tokens_total + tokens_before FROM totals"
+            "  WHERE run_id = :run AND module_id = :module), 0)"
+            " - coalesce((SELECT sum(new_tokens) FROM contributions"
+            "  WHERE run_id = :run AND module_id = :module), 0)"
+            " - coalesce((SELECT sum(tokens) FROM discards"
+            "  WHERE run_id = :run AND module_id = :module), 0)",
+            {"run": run_id, "module": module_id},
+        ).fetchone()[0]
+    )
+
+
+def move_counters(
+    connection: sqlite3.Connection,
+    run_id: str,
+    module_id: str,
+    *,
+    tokens_total: int,
+    inner_steps: int,
+    at_utc: str,
+) -> None:
+    """Set the trainer's counters; what one that goes back had counted stays done."""
+    old_tokens, old_steps = read_counters(connection, run_id, module_id)
+    tokens_back = max(0, old_tokens - tokens_total)
+    steps_back = max(0, old_steps - inner_steps)
+    key = (run_id, module_id)
+    connection.execute(
+        "INSERT INTO totals VALUES (?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (run_id, module_id) DO UPDATE SET tokens_total = excluded.tokens_total,"
+        " inner_steps = excluded.inner_steps, as_of_utc = excluded.as_of_utc,"
+        " tokens_before = tokens_before + excluded.tokens_before,"
+        " inner_steps_before = inner_steps_before + excluded.inner_steps_before",
+        (*key, tokens_total, inner_steps, tokens_back, steps_back, at_utc),
+    )
+    added = (tokens_total - old_tokens + tokens_back, inner_steps - old_steps + steps_back)
+    connection.execute(
+        "INSERT INTO progress VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (day_utc, run_id, module_id) DO UPDATE SET"
+        " tokens = tokens + excluded.tokens, inner_steps = inner_steps + excluded.inner_steps",
+        (at_utc[:10], *key, *added),
+    )
+
+
+def count_contributed(
+    connection: sqlite3.Connection, run_id: str, module_id: str, *, at_utc: str
+) -> None:
+    """Raise the counters to what is contributed: it was trained, though no snapshot was noted."""
+    missing = -read_not_contributed(connection, run_id, module_id)
+    if missing > 0:
+        total, inner_steps = read_counters(connection, run_id, module_id)
+        move_counters(
+            connection,
+            run_id,
+            module_id,
+            tokens_total=total + missing,
+            inner_steps=inner_steps,
+            at_utc=at_utc,
+        )
+
+
+def discard(
+    connection: sqlite3.Connection,
+    run_id: str,
+    module_id: str,
+    *,
+    tokens: int,
+    reason: str,
+    at_utc: str,
+) -> int:
+    """Note at most `tokens` of what is not contributed as dropped; return how many."""
+    lost = min(tokens, read_not_contributed(connection, run_id, module_id))
+    if lost > 0:
+        connection.execute(
+            "INSERT INTO discards (run_id, module_id, tokens, reason, at_utc)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (run_id, module_id, lost, reason, at_utc),
+        )
+    return max(0, lost)
+
+
+def read_balance(connection: sqlite3.Connection) -> Balance:
+    """Return where every trained token is."""
+    tokens = _tokens_by_outcome(connection, "")
+    modules = connection.execute("SELECT run_id, module_id FROM totals").fetchall()
+    return Balance(
+        done=_read_int(connection, "SELECT sum(tokens_total + tokens_before) FROM totals"),
+        not_contributed=sum(read_not_contributed(connection, *module) for module in modules),
+        pending=tokens.get("pending", 0),
+        in_flight=tokens.get("in_flight", 0),
+        confirmed=tokens.get("confirmed", 0),
+        refused=tokens.get("refused", 0),
+        dropped=tokens.get("dropped", 0) + _read_discarded(connection, ""),
+    )
+
+
+def read_stats(connection: sqlite3.Connection, since_utc: str) -> Stats:
+    """Return the totals since an instant; the empty string is before all of them."""
+    day_utc = since_utc[:10]
+    tokens = _tokens_by_outcome(connection, since_utc)
+    done, inner_steps = connection.execute(
+        "SELECT coalesce(sum(tokens), 0), coalesce(sum(inner_steps), 0) FROM progress"
+        " WHERE day_utc >= ?",
+        (day_utc,),
+    ).fetchone()
+    (contributed_s,) = connection.execute(
+        "SELECT coalesce(sum(contributed_s), 0.0) FROM sessions WHERE day_utc >= ?", (day_utc,)
+    ).fetchone()
+    (done_as_of_utc,) = connection.execute(
+        "SELECT coalesce(max(as_of_utc), '') FROM totals"
+    ).fetchone()
+    confirmed_as_of_utc, rounds_confirmed, rounds_refused = connection.execute(
+        "SELECT coalesce(max(CASE state WHEN 'confirmed' THEN state_utc END), ''),"
+        " count(CASE state WHEN 'confirmed' THEN 1 END),"
+        " count(CASE state WHEN 'refused' THEN 1 END) FROM contributions WHERE at_utc >= ?",
+        (since_utc,),
+    ).fetchone()
+    return Stats(
+        tokens_done=done,
+        tokens_confirmed=tokens.get("confirmed", 0),
+        tokens_in_flight=tokens.get("in_flight", 0),
+        tokens_pending=tokens.get("pending", 0) + read_balance(connection).not_contributed,
+        tokens_refused=tokens.get("refused", 0),
+        tokens_dropped=tokens.get("dropped", 0) + _read_discarded(connection, since_utc),
+        inner_steps=inner_steps,
+        rounds_confirmed=rounds_confirmed,
+        rounds_refused=rounds_refused,
+        contributed_s=contributed_s,
+        bytes_by_purpose=_read_bytes(connection, day_utc),
+        done_as_of_utc=done_as_of_utc,
+        confirmed_as_of_utc=confirmed_as_of_utc,
+    )
+
+
+def read_history(
+    connection: sqlite3.Connection, run_id: str, module_id: str, limit: int
+) -> tuple[RoundPoint, ...]:
+    """Return the last `limit` rounds on the way to the tip, the oldest first."""
+    # With max(), SQLite takes the other columns from the row that has the maximum.
+    rows = connection.execute(
+        "SELECT round_index, commit_id, state_hash, held_out_loss, num_contributions,"
+        " applied_utc, own_listed, max(applied_order) FROM rounds"
+        " WHERE run_id = :run AND module_id = :module AND round_index <= (SELECT"
+        " round_index FROM rounds WHERE run_id = :run AND module_id = :module"
+        " ORDER BY applied_order DESC LIMIT 1)"
+        " GROUP BY round_index ORDER BY round_index DESC LIMIT :limit",
+        {"run": run_id, "module": module_id, "limit": max(0, limit)},
+    ).fetchall()
+    return tuple(
+        RoundPoint(
+            round_index=round_index,
+            commit_id=commit_id,
+            state_hash=state_hash,
+            held_out_loss=held_out_loss,
+            num_contributions=num_contributions,
+            applied_utc=applied_utc,
+            own_listed=bool(own_listed),
+        )
+        for (
+            round_index,
+            commit_id,
+            state_hash,
+            held_out_loss,
+            num_contributions,
+            applied_utc,
+            own_listed,
+            _,
+        ) in reversed(rows)
+    )
+
+
+def _tokens_by_outcome(connection: sqlite3.Connection, since_utc: str) -> dict[str, int]:
+    return dict(
+        connection.execute(
+            "SELECT outcome, sum(new_tokens) FROM works WHERE at_utc >= ? GROUP BY outcome",
+            (since_utc,),
+        ).fetchall()
+    )
+
+
+def _read_discarded(connection: sqlite3.Connection, since_utc: str) -> int:
+    return _read_int(connection, "SELECT sum(tokens) FROM discards WHERE at_utc >= ?", since_utc)
+
+
+def _read_bytes(connection: sqlite3.Connection, day_utc: str) -> dict[str, dict[str, int]]:
+    rows = connection.execute(
+        "SELECT purpose, sum(sent), sum(received) FROM bytes WHERE day_utc >= ? GROUP BY purpose",
+        (day_utc,),
+    )
+    return {purpose: {"sent": sent, "received": received} for purpose, sent, received in rows}
+
+
+def _read_int(connection: sqlite3.Connection, query: str, *values: str) -> int:
+    """Return a sum; that of no rows is NULL, which is 0 here."""
+    return int(connection.execute(query, values).fetchone()[0] or 0)
