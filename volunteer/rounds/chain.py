@@ -59,7 +59,7 @@ class ChainFacts:
     listed: frozenset[str]
     """Contributions that this commit lists."""
     seen: Mapping[str, int]
-    """Author -> height of the last commit that lists it."""
+    """Author -> height of the last commit that lists it, within `expiry_rounds`."""
     away: frozenset[str]
     """Authors that said they leave and have not been listed since."""
     demoted_until: Mapping[str, int]
@@ -183,7 +183,7 @@ def commit_problem(
     if commit.rank != rank_of(rules, parent, commit.proposer):
         return "its proposer does not have that rank"
     bases = {parent.commit_id: parent.height, parent.parent_id: parent.height - 1}
-    authors = set()
+    authors = listed_authors(parent, contributions)
     for contribution_id in commit.contributions:
         contribution = contributions[contribution_id]
         if contribution_id in parent.listed:
@@ -193,9 +193,16 @@ def commit_problem(
         if (contribution.author, contribution.base) in authors:
             return "it lists two contributions of one author on one base"
         authors.add((contribution.author, contribution.base))
-    if any(leavings[leaving_id].base not in bases for leaving_id in commit.leaving):
+    if any(bases.get(leavings[i].base) != leavings[i].round_index for i in commit.leaving):
         return "it lists an old farewell"
     return ""
+
+
+def listed_authors(
+    facts: ChainFacts, contributions: Mapping[str, Contribution]
+) -> set[tuple[str, str]]:
+    """Return (author, base) of all that a commit lists: its child may not list these again."""
+    return {(contributions[i].author, contributions[i].base) for i in facts.listed}
 
 
 def next_facts(
@@ -219,8 +226,8 @@ def next_facts(
         rank=commit.rank,
         proposer=commit.proposer,
         listed=frozenset(commit.contributions),
-        seen={**parent.seen, **dict.fromkeys(authors, commit.round_index)},
-        away=(parent.away - authors) | {leavings[i].author for i in commit.leaving},
+        seen=_seen(rules, parent, authors, commit.round_index),
+        away=(parent.away - authors) | _leavers([leavings[i] for i in commit.leaving], listed),
         demoted_until=_demotions(rules, parent, commit),
         times_listed=_count_listings(parent, authors),
         votes_for_parent=votes,
@@ -293,7 +300,23 @@ def _voters(listed: list[Contribution], base: str) -> frozenset[str]:
     return frozenset(c.author for c in listed if c.vote and c.base == base)
 
 
-def _count_listings(parent: ChainFacts, authors: frozenset[str]) -> dict[str, int]:
+def _seen(
+    rules: ChainRules, parent: ChainFacts, authors: frozenset[str], height: int
+) -> dict[str, int]:
+    oldest = height - max(rules.expiry_rounds, RECENT_COMMITS)
+    recent = {author: seen_at for author, seen_at in parent.seen.items() if seen_at > oldest}
+    return recent | dict.fromkeys(authors, height)
+
+
+def _leavers(farewells: list[Leaving], listed: list[Contribution]) -> frozenset[str]:
+    """Return who leaves: not one who has contributed on a later base since."""
+    latest = {c.author: c.round_index for c in sorted(listed, key=lambda c: c.round_index)}
+    return frozenset(f.author for f in farewells if latest.get(f.author, -1) <= f.round_index)
+
+
+def _count_listings(parent: ChainFacts, authors: frozenset[str]) -> Mapping[str, int]:
+    if all(parent.times_listed.get(author) == PROBATION_ROUNDS for author in authors):
+        return parent.times_listed  # one mapping for all the heights at which nothing changes
     counts = dict(parent.times_listed)
     for author in authors:
         counts[author] = min(PROBATION_ROUNDS, counts.get(author, 0) + 1)

@@ -83,6 +83,17 @@ def new_tokens(own: Mapping[str, Contribution]) -> dict[str, int]:
     carried ones do not account for.
     """
     new: dict[str, int] = {}
-    for i in sorted(own, key=lambda i: (own[i].round_index, len(own[i].carries), i)):
-        new[i] = own[i].tokens - sum(new.get(k, 0) for k in own[i].carries)
+    for root in own:
+        stack = [root]
+        while stack:
+            top = stack[-1]
+            # Not by height: after a switch, what is carried may be higher than its carrier.
+            open_ids = [k for k in own[top].carries if k in own and k not in new]
+            if top in new:
+                stack.pop()
+            elif open_ids and len(stack) <= len(own):
+                stack.extend(open_ids)
+            else:
+                new[top] = own[top].tokens - sum(new.get(k, 0) for k in own[top].carries)
+                stack.pop()
     return new

@@ -106,6 +106,11 @@ class WorkReported:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerReady:
+    """A trainer has started, and what its snapshot had encoded is in the books: place it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ContributingChanged:
     """The owner or the idle policy started or stopped the trainer."""
 
@@ -129,6 +134,7 @@ Event = (
     | ContributionEncoded
     | ProposalComputed
     | WorkReported
+    | TrainerReady
     | ContributingChanged
     | Ticked
 )

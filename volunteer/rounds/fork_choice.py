@@ -8,7 +8,7 @@ The choice is a function of the commits that may be stood on and of the contribu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from volunteer.rounds.chain import ChainFacts
@@ -21,7 +21,7 @@ class Tree:
     facts: Mapping[str, ChainFacts]
     children: Mapping[str, Sequence[str]]
     """Commit -> its valid children."""
-    supporters: Mapping[str, set[str]]
+    supporters: Mapping[str, Set[str]]
     """Commit -> authors of the contributions known that are based on it."""
     may_stand_on: Callable[[str], bool]
     """Whether a commit may be chosen, or walked through."""
@@ -30,30 +30,50 @@ class Tree:
 def choose_tip(tree: Tree, start: str) -> str:
     """Walk from `start` to a leaf, choosing at each fork (rule 17)."""
     node = start
-    while choices := [c for c in tree.children.get(node, ()) if tree.may_stand_on(c)]:
-        node = choices[0] if len(choices) == 1 else _choose_child(tree, node, choices)
+    while (child := choose_child(tree, node)) is not None:
+        node = child
     return node
 
 
-def _choose_child(tree: Tree, node: str, choices: Sequence[str]) -> str:
+def choose_child(tree: Tree, node: str) -> str | None:
+    """Return the child of `node` to go on with; None at a leaf."""
+    choices = [c for c in tree.children.get(node, ()) if tree.may_stand_on(c)]
+    if len(choices) <= 1:
+        return choices[0] if choices else None
+    if not tree.facts[node].rosters[1]:
+        return min(choices, key=lambda child: _founding_key(tree, node, child))
+    return min(choices, key=lambda child: _branch_key(tree, node, child))
+
+
+def _branch_key(tree: Tree, node: str, child: str) -> tuple[int, int, int, str]:
+    """Height certified without a reset since `node`, supporters in its rosters, rank, hash."""
     facts = tree.facts[node]
+    members = facts.rosters[0] | facts.rosters[1]
+    certified = 0
+    support: set[str] = set()
+    for commit_id in subtree(tree, child):
+        below = tree.facts[commit_id]
+        if below.resets == facts.resets and below.certified_height > facts.height:
+            certified = max(certified, below.certified_height)
+        support.update(members.intersection(tree.supporters.get(commit_id, ())))
+    return (-certified, -len(support), tree.facts[child].rank, child)
 
-    def key(child: str) -> tuple[int, int, int, str]:
-        branch = list(subtree(tree, child))
-        certified = max(
-            (
-                tree.facts[c].certified_height
-                for c in branch
-                if tree.facts[c].resets == facts.resets
-            ),
-            default=0,
-        )
-        members = facts.rosters[0] | facts.rosters[1]
-        support = {a for c in branch for a in tree.supporters.get(c, ()) if a in members}
-        in_branch = certified if certified > facts.height else 0
-        return (-in_branch, -len(support), tree.facts[child].rank, child)
 
-    return min(choices, key=key)
+def _founding_key(tree: Tree, node: str, child: str) -> tuple[int, int, int, str]:
+    """Authors listed, height certified under the first rosters, rank, hash.
+
+    An open run has no roster at its genesis, so the key above knows nobody there, and any stranger
+    could turn everyone over with a first commit of a lower hash. Who founded the run apart, on two
+    islands, meets on the branch that more different authors have worked on.
+    """
+    facts = tree.facts[node]
+    certified, authors = 0, 0
+    for commit_id in subtree(tree, child):
+        below = tree.facts[commit_id]
+        if below.resets == facts.resets + 1 and below.certified_height > facts.height:
+            certified = max(certified, below.certified_height)
+        authors = max(authors, len(below.times_listed))
+    return (-authors, -certified, tree.facts[child].rank, child)
 
 
 def subtree(tree: Tree, root: str) -> Iterator[str]:

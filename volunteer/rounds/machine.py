@@ -7,32 +7,29 @@ Reading order: `handle`, then `_seek_tip` (where to stand), then `_act` (contrib
 What is signed is derived from what is on disk: votes, lock, contributions and proposals made are
 recomputed from our own records, so a restart cannot sign differently (ROUNDS.md rules 14, 24).
 
+What a restart reads back only fills the memory: the first `Ticked` or `ContributingChanged` wakes
+the machine up, and then it moves, asks and acts.
+
 Invariant: I1 one vote a height, one contribution and one proposal a commit, per honest member.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from volunteer.rounds import events as ev
 from volunteer.rounds.ballot import Ballot
+from volunteer.rounds.catch_up import JOURNAL_HEIGHTS, Needs, needs_of_headers, needs_of_state
 from volunteer.rounds.chain import (
-    RECENT_COMMITS,
     ChainFacts,
     ChainRules,
     listed_in_order,
-    rank_of,
 )
-from volunteer.rounds.credit import (
-    MAX_CARRIED_AFTER_SWITCH,
-    WorkState,
-    pending_ids,
-    to_drop,
-    work_states,
-)
-from volunteer.rounds.fork_choice import choose_tip, is_ancestor, leaves_final
+from volunteer.rounds.credit import MAX_CARRIED_AFTER_SWITCH, WorkState, to_drop
+from volunteer.rounds.drafts import Drafts
+from volunteer.rounds.fork_choice import is_ancestor, leaves_final
 from volunteer.rounds.knowledge import Knowledge
+from volunteer.rounds.own_work import OwnWork
 from volunteer.rounds.records import (
     MAX_CARRIES,
     Close,
@@ -42,16 +39,16 @@ from volunteer.rounds.records import (
     Record,
     author_of,
 )
+from volunteer.rounds.requests import RECORD_AGAIN_S, Kind, Requests
 from volunteer.rounds.sampling import sample_contributions
 from volunteer.rounds.turn import (
     Timing,
     eligible_contributions,
     is_child_on_its_way,
+    leavings_to_list,
     turn_delay_s,
 )
-
-CATCH_UP_HEIGHTS = 3
-"""Behind by this many commits, a member fetches a state instead of every blob."""
+from volunteer.rounds.watch import Watch
 
 
 @dataclass(slots=True)
@@ -67,35 +64,49 @@ class Machine:
     applied_at_s: float = 0.0
     closed_at_s: float | None = None
     """When the round on the tip was closed for this member."""
-    own: dict[str, Contribution] = field(default_factory=dict)
+    work: OwnWork = field(init=False)
     own_proposals: set[str] = field(default_factory=set)
     """Parents for which this member has proposed."""
-    dropped: set[str] = field(default_factory=set)
     ballot: Ballot = field(init=False)
+    watch: Watch = field(default_factory=Watch)
     final_id: str = ""
     is_contributing: bool = False
-    has_left: bool = True
     tokens_since_contribution: int = 0
-    banned: set[str] = field(default_factory=set)
     alarm: tuple[str, str] | None = None
-    _busy: dict[str, str] = field(default_factory=dict)
-    """Requests under way: kind -> subject; one of a kind at a time."""
-    _asked: set[str] = field(default_factory=set)
-    """Blobs and records asked for."""
+    _drafts: Drafts = field(init=False)
+    _is_awake: bool = False
+    _is_paused: bool = False
+    """Told to stop, not only not yet told to start."""
+    _has_left: bool = True
+    _requests: Requests = field(default_factory=Requests)
     _encoded_bases: set[str] = field(default_factory=set)
-    _voted: dict[tuple[str, int], str] = field(default_factory=dict)
-    _proposed: dict[tuple[str, str, int], str] = field(default_factory=dict)
-    _chain: list[str] = field(default_factory=list)
-    """The tip's chain by height."""
-    _pending: tuple[str, ...] = ()
+    _told_pending: tuple[str, ...] = ()
     """What the trainer was last told to carry."""
     _actions: list[ev.Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Stand nowhere yet; the genesis is final and certified."""
+        genesis = self.rules.genesis_id
         self.known = Knowledge(self.rules)
-        self.ballot = Ballot(self.known.facts, lock_id=self.rules.genesis_id)
-        self.final_id = self.rules.genesis_id
+        self.ballot = Ballot(self.known.facts, lock_id=genesis)
+        self.work = OwnWork(self.known.facts, self.known.listed_by, genesis)
+        self._drafts = Drafts(self.rules, self.me)
+        self.final_id = genesis
+
+    @property
+    def own(self) -> dict[str, Contribution]:
+        """Own contributions by id."""
+        return self.work.own
+
+    @property
+    def dropped(self) -> set[str]:
+        """Own contributions that were given up."""
+        return self.work.dropped
+
+    @property
+    def banned(self) -> set[str]:
+        """Peers that were seen to sign two things of which only one may be."""
+        return self.watch.banned
 
     # ------------------------------------------------------------------------------- entry
 
@@ -103,131 +114,102 @@ class Machine:
         """Take in one event; return what to do about it, in order."""
         self._actions = []
         self._take_in(event, now_s)
-        self.known.refresh_usable()
-        self._seek_tip(now_s)
-        self._ask_for_what_is_missing()
-        if self.tip is not None:
-            self._act(self.known.facts[self.tip], now_s)
+        if isinstance(event, ev.Ticked | ev.ContributingChanged) and not self._is_awake:
+            self._is_awake = True
+            # All commits are known by now; a vote read back before its base had no lock to give.
+            for contribution in self.own.values():
+                self._note_vote(contribution)
+        if self._is_awake:
+            self._seek_tip(now_s)
+        if self._is_awake and self.tip is not None:
+            self._ask_for_what_is_missing(now_s)
+            self._say_farewell()
+            self._act(self._facts(), now_s)
         return self._actions
-
-    def restore(self, events: Iterable[ev.Event], now_s: float) -> None:
-        """Take in what was on disk, in its order of arrival, without acting on it yet."""
-        for event in events:
-            self._take_in(event, now_s)
-        self._actions = []
-        self._asked.clear()
-        self._busy.clear()
-        self.known.refresh_usable()
 
     def _take_in(self, event: ev.Event, now_s: float) -> None:
         match event:
             case ev.RecordArrived(record_id, record):
                 self._take_record(record_id, record, now_s)
             case ev.RequestFailed(subject):
-                self._free(subject)
-                self._asked.discard(subject)
+                self._requests.failed(subject, now_s)
             case ev.WorkDropped(contribution_ids):
                 self.dropped.update(contribution_ids)
             case ev.ContributionEncoded():
-                self._free(event.base)
+                self._requests.end(Kind.ENCODE, event.base)
                 self._sign_contribution(event)
             case ev.ProposalComputed():
-                self._free(event.parent)
-                self._sign_commit(event)
+                self._requests.end(Kind.PROPOSE, event.parent)
+                self._sign_commit(event, now_s)
             case ev.WorkReported(tokens):
                 self.tokens_since_contribution = tokens
             case ev.ContributingChanged(is_contributing):
-                self._change_contributing(is_contributing)
+                self.is_contributing = is_contributing
+                self._is_paused = not is_contributing
+                self._requests.aggregator_ended()
+            case ev.TrainerReady():
+                if self._is_awake and self.tip is not None:
+                    self._tell_trainer()
             case _:
                 self._take_file(event)
 
     def _take_file(self, event: ev.Event) -> None:
         match event:
             case ev.BlobHeld(blob_id):
-                self.known.blobs.add(blob_id)
+                self.known.hold_blob(blob_id)
             case ev.BlobRefused(blob_id, reason):
-                self.known.bad_blobs[blob_id] = reason
+                self.known.refuse_blob(blob_id, reason)
             case ev.StateHeld(commit_id):
-                self._free(commit_id)
+                self._end_of_state_request(commit_id)
                 self.known.hold_state(commit_id)
             case ev.StateRefused(commit_id, reason):
-                self._free(commit_id)
+                self._end_of_state_request(commit_id)
                 self.known.refuse(commit_id, reason)
             case ev.StateDropped(commit_id):
                 self.known.states.discard(commit_id)
             case _:
                 assert isinstance(event, ev.Ticked)
 
-    def _free(self, subject: str) -> None:
-        self._busy = {kind: s for kind, s in self._busy.items() if s != subject}
-
-    def _change_contributing(self, is_contributing: bool) -> None:
-        self.is_contributing = is_contributing
-        # What was under way in trainer and aggregator has ended with them.
-        self._busy = {kind: s for kind, s in self._busy.items() if kind == "fetch_state"}
-        if not is_contributing and not self.has_left and self.tip is not None:
-            self.has_left = True
-            self._publish(
-                Leaving(
-                    run_id=self.rules.run_id,
-                    module_id=self.rules.module_id,
-                    round_index=self._facts().height,
-                    author=self.me,
-                    base=self.tip,
-                )
-            )
+    def _end_of_state_request(self, commit_id: str) -> None:
+        self._requests.end(Kind.COMPUTE, commit_id)
+        self._requests.end(Kind.FETCH_STATE, commit_id)
 
     # ----------------------------------------------------------------------------- records
 
     def _take_record(self, record_id: str, record: Record, now_s: float) -> None:
-        if author_of(record) in self.banned and not isinstance(record, Commit):
+        # A banned peer's records are kept as well: a commit may list them (rule 26).
+        if not self.known.add(record_id, record):
             return
-        is_new = self.known.add(record_id, record)
-        self._asked.discard(record_id)
-        if not is_new:
-            return
+        self._requests.arrived(record_id)
+        proof = self.watch.see(record_id, record) if author_of(record) != self.me else None
+        if proof is not None:
+            self._actions.append(ev.BanPeer(author_of(record), *proof))
         match record:
             case Close(base=base) if base == self.tip and self.closed_at_s is None:
                 self.closed_at_s = now_s
-            case Commit():
-                self._watch_double_commit(record_id, record)
-                if record.proposer == self.me:
-                    self.own_proposals.add(record.parent)
-            case Contribution():
-                self._watch_double_vote(record_id, record)
-                if record.author == self.me:
-                    self._note_own(record_id, record)
+            case Commit() if record.proposer == self.me:
+                self.own_proposals.add(record.parent)
+            case Contribution() if record.author == self.me:
+                self._note_own(record_id, record)
+            case Leaving() if record.author == self.me:
+                self._has_left = True
+            case _:
+                pass
 
     def _note_own(self, record_id: str, record: Contribution) -> None:
         self.own[record_id] = record
         self._encoded_bases.add(record.base)
-        self.has_left = False
-        if record.vote:
-            self.ballot.note_vote(record)
+        self._has_left = False
+        self._note_vote(record)
         # What it carries is in flight with it now: if the trainer was told to carry it after
         # encoding, it must take it out again.
-        if self.tip is not None and self._pending != tuple(
-            pending_ids(self.work_states(), self.own)
-        ):
+        is_placed = self._is_awake and self.tip is not None
+        if is_placed and self._told_pending != tuple(self.work.pending()):
             self._tell_trainer()
 
-    def _watch_double_commit(self, record_id: str, commit: Commit) -> None:
-        key = (commit.proposer, commit.parent, commit.rank)
-        first = self._proposed.setdefault(key, record_id)
-        if first != record_id:
-            self._ban(commit.proposer, first, record_id, "two commits for one parent and rank")
-
-    def _watch_double_vote(self, record_id: str, record: Contribution) -> None:
-        if not record.vote:
-            return
-        first = self._voted.setdefault((record.author, record.round_index), record_id)
-        if first != record_id:
-            self._ban(record.author, first, record_id, "two votes at one height")
-
-    def _ban(self, peer: str, first: str, second: str, reason: str) -> None:
-        if peer != self.me and peer not in self.banned:
-            self.banned.add(peer)
-            self._actions.append(ev.BanPeer(peer, first, second, reason))
+    def _note_vote(self, record: Contribution) -> None:
+        if record.vote:
+            self.ballot.note_vote(record)
 
     # --------------------------------------------------------------------- where to stand
 
@@ -243,8 +225,8 @@ class Machine:
 
     def _seek_tip(self, now_s: float) -> None:
         """Move to the best usable commit, as soon as its state is here."""
-        best = choose_tip(self.known.usable_tree(), self._start_of_choice())
-        if best == self.tip:
+        best = self.known.usable_choice.best(self._start_of_choice())
+        if best == self.tip and best in self.known.states:
             return
         if leaves_final(self.known.facts, self.final_id, best):
             if self.alarm is None:
@@ -254,48 +236,34 @@ class Machine:
         if best in self.known.states:
             self._move(best, now_s)
             return
-        self._compute_towards(best)
+        failures = self._requests.failures_of(best)
+        needs = needs_of_state(self.known, best, self.tip, has_failed=failures % 4 >= 2)
+        self._get_state(needs, now_s)
 
-    def _compute_towards(self, best: str) -> None:
-        """Ask for the next state between what is held and `best`."""
-        missing = []
-        for commit_id in self.known.chain_down(best):
-            if commit_id in self.known.states:
-                break
-            missing.append(commit_id)
-        else:
-            if best != self.rules.genesis_id:
-                self._fetch_state(best)
-            return  # otherwise the genesis state is being built
-        commit_id = missing[-1]
-        facts = self.known.facts[commit_id]
-        commit = self.known.commits[commit_id]
-        listed_blobs = [self.known.contributions[i].blob_id for i in commit.contributions]
-        if not all(blob in self.known.blobs for blob in listed_blobs):
-            self._fetch_state(missing[0])
+    def _get_state(self, needs: Needs, now_s: float) -> None:
+        """Ask for the state that `needs` names; a paused member leaves its machine alone."""
+        if not self.is_contributing:
             return
-        if self.is_contributing and "compute" not in self._busy:
-            self._busy["compute"] = commit_id
-            parent = self.known.facts[facts.parent_id]
+        if needs.compute and self._requests.begin(Kind.COMPUTE, needs.compute, now_s):
+            commit = self.known.commits[needs.compute]
+            parent = self.known.facts[commit.parent]
             listed = listed_in_order(commit.contributions, parent, self.known.contributions)
-            self._actions.append(ev.ComputeState(commit_id, commit, listed))
+            self._actions.append(ev.ComputeState(needs.compute, commit, listed))
+        wanted = needs.state_of
+        if wanted and self._requests.begin(Kind.FETCH_STATE, wanted, now_s):
+            self._actions.append(ev.FetchState(wanted, self.state_hash_of(wanted)))
 
     def _move(self, commit_id: str, now_s: float) -> None:
-        old, self.tip = self.tip, commit_id
+        self.tip = commit_id
         self.applied_at_s = now_s
         self.closed_at_s = now_s if commit_id in self.known.closed else None
-        facts = self._facts()
-        if old is not None and facts.parent_id == old:
-            self._chain.append(commit_id)
-        else:
-            self._chain = list(self.known.chain_down(commit_id))[::-1]
-        is_switch = old is not None and not self._is_on_chain(old)
+        is_switch = self.work.stand_on(self._facts())
         self._drop_beyond(MAX_CARRIED_AFTER_SWITCH if is_switch else MAX_CARRIES)
-        self._finalise(facts)
+        self._finalise(self._facts())
         self._tell_trainer()
 
     def _drop_beyond(self, limit: int) -> None:
-        given_up = to_drop(pending_ids(self.work_states(), self.own), limit)
+        given_up = to_drop(self.work.pending(), limit)
         if given_up:
             self.dropped.update(given_up)
             reason = f"more than the {limit} contributions that can be carried"
@@ -303,9 +271,11 @@ class Machine:
 
     def _tell_trainer(self) -> None:
         facts = self._facts()
-        self._pending = tuple(pending_ids(self.work_states(), self.own))
+        self._told_pending = tuple(self.work.pending())
         state_hash = self.state_hash_of(facts.commit_id)
-        self._actions.append(ev.MoveTo(facts.commit_id, facts.height, state_hash, self._pending))
+        self._actions.append(
+            ev.MoveTo(facts.commit_id, facts.height, state_hash, self._told_pending)
+        )
 
     def state_hash_of(self, commit_id: str) -> str:
         """Return the state hash that `commit_id` states; empty for the genesis."""
@@ -326,78 +296,48 @@ class Machine:
 
     def work_states(self) -> dict[str, WorkState]:
         """Return what has become of each own contribution on the tip's chain (the books)."""
-        facts = self._facts()
-
-        def is_listed(contribution_id: str) -> bool:
-            return any(self._is_on_chain(c) for c in self.known.listed_by.get(contribution_id, ()))
-
-        def is_in_flight(contribution_id: str) -> bool:
-            base = self.own[contribution_id].base
-            return base in (facts.commit_id, facts.parent_id)
-
-        return work_states(self.own, self.dropped, is_listed, is_in_flight)
-
-    def _is_on_chain(self, commit_id: str) -> bool:
-        height = self.known.facts[commit_id].height
-        return height < len(self._chain) and self._chain[height] == commit_id
+        return self.work.states()
 
     # ---------------------------------------------------------------- asking for the rest
 
-    def _ask_for_what_is_missing(self) -> None:
+    def _ask_for_what_is_missing(self, now_s: float) -> None:
         for record_id in self.known.missing_records():
-            self._ask(record_id, ev.FetchRecord(record_id))
-        if self.tip is None:
-            return
+            if self._requests.ask(record_id, now_s, RECORD_AGAIN_S):
+                self._actions.append(ev.FetchRecord(record_id))
         facts = self._facts()
         for base in (facts.commit_id, facts.parent_id):
             for contribution_id in sorted(self.known.based_on.get(base, ())):
                 if self.known.contributions[contribution_id].author not in self.banned:
-                    self._ask_for_blob(contribution_id)
-        self._catch_up()
+                    self._ask_for_blob(contribution_id, now_s)
+        start = self._start_of_choice()
+        usable = self.known.facts[self.known.usable_choice.best(start)]
+        if not self.is_contributing and usable.height >= facts.height + JOURNAL_HEIGHTS:
+            return  # enough is kept to go on with; after a longer pause a state is fetched
+        needs = needs_of_headers(self.known, self.known.header_choice.best(start))
+        for contribution_id in needs.contributions:
+            self._ask_for_blob(contribution_id, now_s)
+        self._get_state(Needs(state_of=needs.state_of), now_s)
 
-    def _catch_up(self) -> None:
-        """Fetch what the best chain of headers needs beyond what is usable."""
-        best = choose_tip(self.known.header_tree(), self._start_of_choice())
-        missing = []
-        for commit_id in self.known.chain_down(best):
-            if commit_id in self.known.usable:
-                break
-            missing.append(commit_id)
-        if len(missing) >= CATCH_UP_HEIGHTS:
-            final_height = self.known.facts[best].final_height
-            newest_height = self.known.facts[best].height - RECENT_COMMITS + 1
-            height = max(final_height, newest_height)
-            target = next((c for c in missing if self.known.facts[c].height <= height), None)
-            self._fetch_state(target or missing[-1])
-        for commit_id in missing[:CATCH_UP_HEIGHTS]:
-            for contribution_id in self.known.commits[commit_id].contributions:
-                self._ask_for_blob(contribution_id)
-
-    def _fetch_state(self, commit_id: str) -> None:
-        if "fetch_state" not in self._busy:
-            self._busy["fetch_state"] = commit_id
-            self._actions.append(ev.FetchState(commit_id, self.state_hash_of(commit_id)))
-
-    def _ask_for_blob(self, contribution_id: str) -> None:
+    def _ask_for_blob(self, contribution_id: str, now_s: float) -> None:
         contribution = self.known.contributions[contribution_id]
-        if (
-            contribution.blob_id not in self.known.blobs
-            and contribution.blob_id not in self.known.bad_blobs
-        ):
-            self._ask(contribution_id, ev.FetchBlob(contribution_id, contribution))
-
-    def _ask(self, subject: str, action: ev.Action) -> None:
-        if subject not in self._asked:
-            self._asked.add(subject)
-            self._actions.append(action)
+        is_here = contribution.blob_id in self.known.blobs
+        if is_here or contribution.blob_id in self.known.bad_blobs:
+            return
+        if self._requests.ask(contribution_id, now_s):
+            self._actions.append(ev.FetchBlob(contribution_id, contribution))
 
     # ------------------------------------------------------------------------------ acting
 
+    def _say_farewell(self) -> None:
+        """Tell the others once that nobody need wait for us."""
+        if self._is_paused and not self._has_left:
+            self._has_left = True
+            self._publish(self._drafts.leaving(self._facts()))
+
     def _act(self, facts: ChainFacts, now_s: float) -> None:
-        if not self.is_contributing or self.alarm is not None:
-            return
-        self._close_and_contribute(facts, now_s)
-        self._propose(facts, now_s)
+        if self.is_contributing and self.alarm is None:
+            self._close_and_contribute(facts, now_s)
+            self._propose(facts, now_s)
 
     def _close_and_contribute(self, facts: ChainFacts, now_s: float) -> None:
         """Contribute once for the tip (rule 20)."""
@@ -407,19 +347,10 @@ class Machine:
                 return
             self.closed_at_s = now_s
             self.known.closed.add(facts.commit_id)
-            self._publish(
-                Close(
-                    run_id=self.rules.run_id,
-                    module_id=self.rules.module_id,
-                    round_index=facts.height,
-                    author=self.me,
-                    base=facts.commit_id,
-                )
-            )
-        has_work = self.tokens_since_contribution > 0
-        is_due = facts.commit_id not in self._encoded_bases and "encode" not in self._busy
-        if has_work and is_due and facts.commit_id in self.known.states:
-            self._busy["encode"] = facts.commit_id
+            self._publish(self._drafts.close(facts))
+        is_due = facts.commit_id not in self._encoded_bases and self.tokens_since_contribution > 0
+        is_possible = is_due and facts.commit_id in self.known.states
+        if is_possible and self._requests.begin(Kind.ENCODE, facts.commit_id, now_s):
             self._actions.append(ev.Encode(facts.commit_id, facts.height))
 
     def _sign_contribution(self, event: ev.ContributionEncoded) -> None:
@@ -428,66 +359,38 @@ class Machine:
             return
         self._encoded_bases.add(event.base)
         self.tokens_since_contribution = 0
-        contribution = Contribution(
-            run_id=self.rules.run_id,
-            module_id=self.rules.module_id,
-            round_index=base.height,
-            author=self.me,
-            base=event.base,
-            vote=self.ballot.may_vote(base),
-            blob_id=event.blob_id,
-            blob_bytes=event.blob_bytes,
-            codec=event.codec,
-            codec_version=event.codec_version,
-            tokens=event.tokens,
-            carries=event.carries,
-        )
-        if contribution.vote:
-            self.ballot.note_vote(contribution)
-        self.known.blobs.add(event.blob_id)
+        contribution = self._drafts.contribution(base, event, vote=self.ballot.may_vote(base))
+        self._note_vote(contribution)
+        self.known.hold_blob(event.blob_id)
         self._publish(contribution)
 
     def _propose(self, facts: ChainFacts, now_s: float) -> None:
         """Propose once for the tip, when it is our turn (rules 22, 23)."""
-        is_done = facts.commit_id in self.own_proposals or "propose" in self._busy
+        is_done = facts.commit_id in self.own_proposals or self._requests.is_busy(Kind.PROPOSE)
         if is_done or self.closed_at_s is None or facts.commit_id not in self.known.states:
             return
         eligible = eligible_contributions(self.known, facts, self.banned)
         turn_s = self.closed_at_s + turn_delay_s(self.known, facts, self.timing, self.me)
-        if not eligible or now_s < turn_s:
-            return
-        elapsed_s = now_s - self.applied_at_s
-        if is_child_on_its_way(self.known, facts, elapsed_s, self.timing.round_s):
+        if not eligible or now_s < turn_s or self._is_child_on_its_way(facts, now_s):
             return
         chosen = sample_contributions(eligible, self.rules.max_contributions, seed=facts.commit_id)
-        self._busy["propose"] = facts.commit_id
-        listed = listed_in_order(chosen, facts, self.known.contributions)
-        self._actions.append(ev.ComputeProposal(facts.commit_id, listed))
+        if self._requests.begin(Kind.PROPOSE, facts.commit_id, now_s):
+            listed = listed_in_order(chosen, facts, self.known.contributions)
+            self._actions.append(ev.ComputeProposal(facts.commit_id, listed))
 
-    def _sign_commit(self, event: ev.ProposalComputed) -> None:
+    def _is_child_on_its_way(self, facts: ChainFacts, now_s: float) -> bool:
+        elapsed_s = now_s - self.applied_at_s
+        return is_child_on_its_way(self.known, facts, elapsed_s, self.timing.round_s)
+
+    def _sign_commit(self, event: ev.ProposalComputed, now_s: float) -> None:
         if event.parent != self.tip or event.parent in self.own_proposals:
             return
-        self.own_proposals.add(event.parent)
         facts = self._facts()
-        bases = (facts.commit_id, facts.parent_id)
-        leaving = (
-            i
-            for i, record in self.known.leavings.items()
-            if record.base in bases and record.author not in facts.away
-        )
-        self._publish(
-            Commit(
-                run_id=self.rules.run_id,
-                module_id=self.rules.module_id,
-                round_index=facts.height + 1,
-                parent=event.parent,
-                rank=rank_of(self.rules, facts, self.me),
-                proposer=self.me,
-                contributions=event.contributions,
-                leaving=tuple(sorted(leaving))[: self.rules.max_contributions],
-                state_hash=event.state_hash,
-            )
-        )
+        if self._is_child_on_its_way(facts, now_s):
+            return  # it arrived while the aggregator was at work
+        self.own_proposals.add(event.parent)
+        leaving = leavings_to_list(self.known, facts, self.me, limit=self.rules.max_contributions)
+        self._publish(self._drafts.commit(facts, event, leaving))
 
     def _publish(self, record: Record) -> None:
         self._actions.append(ev.PublishRecord(record))

@@ -26,10 +26,10 @@ MAX_LISTED = 256
 MAX_CARRIES = 64
 _SIGNING_CONTEXT = b"allmende/record/1\x00"
 
-Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """Lower-case hex of a 32-byte blake3 hash: a record id, blob id, run id or state hash."""
 Peer = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9_.-]{0,63}$")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}\Z")]
 Height = Annotated[int, msgspec.Meta(ge=0, le=MAX_ROUND_INDEX)]
 
 

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from volunteer.rounds.chain import RECENT_COMMITS, ChainFacts, expected_at, is_quorum, rank_of
+from volunteer.rounds.chain import (
+    RECENT_COMMITS,
+    ChainFacts,
+    expected_at,
+    is_quorum,
+    listed_authors,
+    rank_of,
+)
 from volunteer.rounds.fork_choice import subtree
 from volunteer.rounds.knowledge import Knowledge
 
@@ -32,7 +39,7 @@ def eligible_contributions(
 ) -> tuple[str, ...]:
     """Return the contributions that a child of `tip` may list and whose blobs are held, sorted."""
     late = known.based_on.get(tip.parent_id, set()) - tip.listed
-    eligible, authors = [], set()
+    eligible, authors = [], listed_authors(tip, known.contributions)
     for contribution_id in sorted(known.based_on.get(tip.commit_id, set()) | late):
         contribution = known.contributions[contribution_id]
         key = (contribution.author, contribution.base)
@@ -45,6 +52,19 @@ def eligible_contributions(
             authors.add(key)
             eligible.append(contribution_id)
     return tuple(eligible)
+
+
+def leavings_to_list(known: Knowledge, tip: ChainFacts, me: str, *, limit: int) -> tuple[str, ...]:
+    """Return the farewells that a child of `tip` may list; not our own, since we are back."""
+    heights = {tip.commit_id: tip.height, tip.parent_id: tip.height - 1}
+    ids = sorted(
+        leaving_id
+        for leaving_id, leaving in known.leavings.items()
+        if heights.get(leaving.base) == leaving.round_index
+        and leaving.author not in tip.away
+        and leaving.author != me
+    )
+    return tuple(ids[:limit])
 
 
 def turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> float:
@@ -78,7 +98,7 @@ def is_child_on_its_way(
 
     A child that only its proposer stands on delays nobody: it may be withheld.
     """
-    tree = known.header_tree()
+    tree = known.headers
     for child in known.children.get(tip.commit_id, ()):
         if child in known.refused:
             continue

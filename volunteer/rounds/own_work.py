@@ -1,0 +1,90 @@
+"""A member's own contributions, and what the chain of the tip makes of them.
+
+Runs in: agent, simulation. The rule is credit.py's, recomputed from the chain at every move (rule
+28). Only what a final commit lists is left out of that, until a switch goes below that commit: it
+cannot change before, and a member that has contributed for a year has thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from volunteer.rounds.chain import ChainFacts
+from volunteer.rounds.credit import WorkState, pending_ids, work_states
+from volunteer.rounds.records import Contribution
+
+
+@dataclass(slots=True)
+class OwnWork:
+    """Own contributions on the chain of the tip."""
+
+    facts: Mapping[str, ChainFacts]
+    listed_by: Mapping[str, set[str]]
+    """Contribution -> valid commits that list it."""
+    genesis_id: str
+    own: dict[str, Contribution] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)
+    chain: list[str] = field(default_factory=list)
+    """The tip's chain by height."""
+    _settled: set[str] = field(default_factory=set)
+    """Own contributions that final commits of the chain list, or that those carry."""
+    _settled_height: int = 0
+
+    def stand_on(self, tip: ChainFacts) -> bool:
+        """Look at all from `tip`; return whether this left the branch it was on (a switch)."""
+        old = self.chain
+        is_next = bool(old) and old[-1] == tip.parent_id
+        if is_next:
+            old.append(tip.commit_id)
+        else:
+            self.chain = self._chain_of(tip)
+        is_switch = bool(old) and not self.is_on_chain(old[-1])
+        if is_switch and not self.is_on_chain(old[self._settled_height]):
+            self._settled.clear()
+            self._settled_height = 0
+        self._settle(tip.final_height)
+        return is_switch
+
+    def _chain_of(self, tip: ChainFacts) -> list[str]:
+        chain = [tip.commit_id]
+        while chain[-1] != self.genesis_id:
+            chain.append(self.facts[chain[-1]].parent_id)
+        return chain[::-1]
+
+    def _settle(self, final_height: int) -> None:
+        for commit_id in self.chain[self._settled_height : final_height + 1]:
+            for contribution_id in self.facts[commit_id].listed:
+                if contribution_id in self.own:
+                    self._settled.add(contribution_id)
+                    self._settled.update(self.own[contribution_id].carries)
+        self._settled_height = max(self._settled_height, final_height)
+
+    def is_on_chain(self, commit_id: str) -> bool:
+        """Return whether the tip's chain contains this commit."""
+        height = self.facts[commit_id].height
+        return height < len(self.chain) and self.chain[height] == commit_id
+
+    def listed_at(self, contribution_id: str) -> str | None:
+        """Return the commit of the tip's chain that lists this contribution."""
+        commits = self.listed_by.get(contribution_id, ())
+        return next((c for c in commits if self.is_on_chain(c)), None)
+
+    def states(self) -> dict[str, WorkState]:
+        """Return what has become of each own contribution."""
+        return self._states(self.own)
+
+    def pending(self) -> list[str]:
+        """Return what belongs into the local weights, the oldest first."""
+        unsettled = {i: c for i, c in self.own.items() if i not in self._settled}
+        return pending_ids(self._states(unsettled), unsettled)
+
+    def _states(self, own: Mapping[str, Contribution]) -> dict[str, WorkState]:
+        # A descendant of the tip may list what was made on the tip or on its parent (rule 5).
+        tip_and_parent = self.chain[-2:]
+        return work_states(
+            own,
+            self.dropped,
+            lambda i: self.listed_at(i) is not None,
+            lambda i: own[i].base in tip_and_parent,
+        )

@@ -1,0 +1,96 @@
+"""What has been asked of the driver and is not answered yet.
+
+Runs in: agent, simulation. Pure.
+
+Trainer and aggregator do one thing of a kind at a time. What failed is asked for again after a
+pause that grows, so that a driver that fails at once does not spin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+RECORD_AGAIN_S = 15.0
+"""A record that nobody had is asked for again; the exchange with neighbours brings it as well."""
+
+
+class Kind(Enum):
+    """Of requests of which one is under way at a time."""
+
+    ENCODE = "encode"
+    COMPUTE = "compute"
+    PROPOSE = "propose"
+    FETCH_STATE = "fetch_state"
+
+
+@dataclass(slots=True)
+class Requests:
+    """Requests under way and failures so far."""
+
+    _busy: dict[Kind, str] = field(default_factory=dict)
+    _asked_at_s: dict[str, float] = field(default_factory=dict)
+    _failures: dict[str, int] = field(default_factory=dict)
+    _rest_until_s: dict[str, float] = field(default_factory=dict)
+
+    def is_busy(self, kind: Kind) -> bool:
+        """Return whether a request of this kind is under way."""
+        return kind in self._busy
+
+    def begin(self, kind: Kind, subject: str, now_s: float) -> bool:
+        """Return whether this may be asked for now, and note that it is under way."""
+        if kind in self._busy or self._is_resting(subject, now_s):
+            return False
+        self._busy[kind] = subject
+        return True
+
+    def ask(self, subject: str, now_s: float, again_s: float | None = None) -> bool:
+        """Return whether to ask for a blob or record now: once, or again after `again_s`."""
+        asked_at_s = self._asked_at_s.get(subject)
+        if asked_at_s is not None and (again_s is None or now_s < asked_at_s + again_s):
+            return False
+        if self._is_resting(subject, now_s):
+            return False
+        self._asked_at_s[subject] = now_s
+        return True
+
+    def end(self, kind: Kind, subject: str) -> None:
+        """A request of this kind was answered."""
+        if self._busy.get(kind) == subject:
+            del self._busy[kind]
+        self._forget_failures(subject)
+
+    def arrived(self, subject: str) -> None:
+        """A blob or record that may have been asked for is here."""
+        self._asked_at_s.pop(subject, None)
+        self._forget_failures(subject)
+
+    def failed(self, subject: str, now_s: float) -> None:
+        """A request for `subject` could not be done: ask again after a while."""
+        was_asked = self._asked_at_s.pop(subject, None) is not None
+        kinds = [kind for kind, busy in self._busy.items() if busy == subject]
+        for kind in kinds:
+            del self._busy[kind]
+        if was_asked or kinds:
+            failures = self._failures.get(subject, 0)
+            self._failures[subject] = failures + 1
+            pause_s = min(FIRST_PAUSE_S * 2.0 ** min(failures, 16), LONGEST_PAUSE_S)
+            self._rest_until_s[subject] = now_s + pause_s
+
+    def failures_of(self, subject: str) -> int:
+        """Return how often in a row this has failed."""
+        return self._failures.get(subject, 0)
+
+    def aggregator_ended(self) -> None:
+        """What it was computing may be asked for again."""
+        self._busy.pop(Kind.COMPUTE, None)
+        self._busy.pop(Kind.PROPOSE, None)
+
+    def _is_resting(self, subject: str, now_s: float) -> bool:
+        return now_s < self._rest_until_s.get(subject, now_s)
+
+    def _forget_failures(self, subject: str) -> None:
+        self._failures.pop(subject, None)
+        self._rest_until_s.pop(subject, None)
