@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import RawIOBase
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from blake3 import blake3
 
 from tests.fakes.disk import Crash, CrashingDisk, KilledError
+from tests.fakes.tiny_disk import mounted_tiny_disk
 from volunteer.checkpoint import manifest as manifest_format
 from volunteer.checkpoint.manifest import (
     MAX_MANIFEST_BYTES,
@@ -456,34 +457,22 @@ def test_kill_9_leaves_the_last_reported_checkpoint_or_a_later_one(
     assert loaded_step(tmp_path / "trainer") in (reported[-1], reported[-1] + 1)
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a disk of 256 KiB, where the system lets us."""
-    mount_dir = tmp_path / "tiny"
-    mount_dir.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount_dir)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("may not mount a disk")
-    yield mount_dir
-    subprocess.run(["umount", str(mount_dir)], check=True)
-
-
 def fill(stream: RawIOBase) -> None:
     while True:
         stream.write(b"x" * 4096)
 
 
 @pytest.mark.system
-def test_a_really_full_disk_keeps_the_last_good_checkpoint(tiny_disk: Path) -> None:
-    folder = tiny_disk / "trainer"
-    save(folder, 1)
-    filler = tiny_disk / "filler"
-    with filler.open("wb", buffering=0) as stream, pytest.raises(OSError, match="No space"):
-        fill(stream)
-    with pytest.raises(StorageFullError):
-        save(folder, 2)
-    assert loaded_step(folder) == 1
-    assert names(folder) == whole_folder(1)
-    filler.unlink()
-    save(folder, 3)
-    assert loaded_step(folder) == 3
+def test_a_really_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    with mounted_tiny_disk(tmp_path / "tiny", size_kib=256) as disk:
+        folder, filler = disk / "trainer", disk / "filler"
+        save(folder, 1)
+        with filler.open("wb", buffering=0) as stream, pytest.raises(OSError, match="No space"):
+            fill(stream)
+        with pytest.raises(StorageFullError):
+            save(folder, 2)
+        assert loaded_step(folder) == 1
+        assert names(folder) == whole_folder(1)
+        filler.unlink()
+        save(folder, 3)
+        assert loaded_step(folder) == 3

@@ -94,11 +94,11 @@ class RecordLog:
         Raises:
             CheckpointCorruptError: one is damaged.
         """
-        return self._pages("0", "1", ())
+        return self._pages("number", "1", ())
 
     def own(self) -> Iterator[bytes]:
         """Yield the envelopes that this member signed, in order; raises like `all`."""
-        return self._pages("0", "is_own", ())
+        return self._pages("number", "is_own", ())
 
     def since_height(self, height: int) -> Iterator[bytes]:
         """Yield every envelope of `height` or above, the lowest first; raises like `all`."""
