@@ -65,6 +65,8 @@ class EventWriter:
         except BrokenPipeError:
             _log.warning("nobody reads our events any more: ending")
             self._is_closed = True
+            with contextlib.suppress(OSError):  # of what could not be flushed
+                self._stream.close()
             self._on_closed()
 
 

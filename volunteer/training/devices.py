@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from volunteer.errors import ConfigError
 
 _CPU = "cpu"
 _PREFERENCE = ("cuda", "mps", "xpu", _CPU)
+_NAME = re.compile(rf"(?P<kind>{'|'.join(_PREFERENCE)})(:(?P<number>[0-9]{{1,4}}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +49,13 @@ def choose_device(wanted: str) -> Device:
     if wanted == "auto":
         kind = next(kind for kind in _PREFERENCE if num_devices(kind) > 0)
         return _describe(kind, 0)
-    kind, _, number_text = wanted.partition(":")
-    if kind not in _PREFERENCE or not (number_text or "0").isdecimal():
+    match = _NAME.fullmatch(wanted)
+    if match is None:
         raise ConfigError(
             f"device {wanted!r} is not known",
             hint="use auto, cpu, cuda, cuda:N, mps or xpu",
         )
-    number = int(number_text or "0")
+    kind, number = match["kind"], int(match["number"] or "0")
     if number >= num_devices(kind):
         here = ", ".join(
             f"{kind}:{i}" for kind in _PREFERENCE[:-1] for i in range(num_devices(kind))

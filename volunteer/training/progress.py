@@ -68,6 +68,12 @@ def tokens_to_contribute(progress: Progress) -> int:
     )
 
 
+def unknown_carried(progress: Progress) -> tuple[str, ...]:
+    """Return the carried contributions whose tokens are not known any more, and count as none."""
+    known = {blob.blob_id for blob in progress.own_blobs if blob.new_tokens}
+    return tuple(w.contribution_id for w in progress.carried if w.blob_id not in known)
+
+
 def carried_ids(progress: Progress) -> tuple[str, ...]:
     """Return the ids of the contributions whose new part is in the local weights, sorted."""
     return tuple(work.contribution_id for work in progress.carried)

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 from p2p.blobstore import BlobStore
 from p2p.errors import BlobStoreFullError
@@ -47,10 +46,6 @@ from volunteer.training.child_process import (
     end_with_parent,
     lower_priority,
 )
-from volunteer.training.devices import choose_device, is_out_of_memory
-from volunteer.training.module_blobs import ModuleBlobs
-from volunteer.training.snapshot import SnapshotStore
-from volunteer.training.training_loop import LoopSettings, TrainingLoop
 
 NICENESS = 10
 """Below everything the owner runs; the aggregator, at 19, is below the trainer."""
@@ -72,42 +67,59 @@ def main() -> int:
     end_with_parent(inbox.request_stop)
     inbox.start_reading_stdin()
     try:
-        _build_loop(arguments, inbox, writer.emit).run()
+        _train(arguments, inbox, writer.emit)
     except VolunteerError as error:
         return _fail(writer, error)
     except BlobStoreFullError as error:
         return _fail(writer, StorageFullError(str(error)))
     except Exception as error:  # noqa: BLE001 -- process boundary: the agent hears of everything
         _log.exception("the trainer cannot go on")
-        if is_out_of_memory(error):
-            return _fail(writer, OutOfGpuMemoryError(f"out of memory: {error}"))
         return _fail(writer, TrainerError(f"{type(error).__name__}: {error}"))
     return 0
 
 
-def _build_loop(
+def _train(
     arguments: argparse.Namespace,
     inbox: Inbox[TrainerCommand],
     emit: Callable[[TrainerEvent], None],
-) -> TrainingLoop:
+) -> None:
+    """Load torch and train until told to stop.
+
+    Raises:
+        VolunteerError: training cannot go on.
+    """
+    # torch reads it when it is imported. Its threads then sleep while they wait for each other:
+    # spinning takes the owner's CPU, and is 3 to 6 times slower where cores are busy.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
+    from volunteer.training.devices import choose_device, is_out_of_memory
+    from volunteer.training.module_blobs import ModuleBlobs
+    from volunteer.training.snapshot import SnapshotStore
+    from volunteer.training.training_loop import LoopSettings, TrainingLoop
+
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    run_dir: Path = arguments.run_dir
-    spec = read_run_spec(run_dir / "spec.toml")
-    module_dir = run_dir / "modules" / arguments.module
-    return TrainingLoop(
-        LoopSettings(
-            spec=spec,
-            peer_seed=arguments.peer_seed,
-            checkpoint_every_s=arguments.checkpoint_every_s,
-        ),
-        device=choose_device(arguments.device),
-        blobs=ModuleBlobs(BlobStore(module_dir / "blobs"), spec, arguments.module),
-        snapshots=SnapshotStore(module_dir / "trainer", spec, arguments.module),
-        inbox=inbox,
-        emit=emit,
-        now_s=time.monotonic,
-    )
+    spec = read_run_spec(arguments.run_dir / "spec.toml")
+    module_dir: Path = arguments.run_dir / "modules" / arguments.module
+    try:
+        TrainingLoop(
+            LoopSettings(
+                spec=spec,
+                peer_seed=arguments.peer_seed,
+                checkpoint_every_s=arguments.checkpoint_every_s,
+            ),
+            device=choose_device(arguments.device),
+            blobs=ModuleBlobs(BlobStore(module_dir / "blobs"), spec, arguments.module),
+            snapshots=SnapshotStore(module_dir / "trainer", spec, arguments.module),
+            inbox=inbox,
+            emit=emit,
+            now_s=time.monotonic,
+        ).run()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfGpuMemoryError(f"out of memory: {error}") from error
 
 
 def _fail(writer: EventWriter, error: VolunteerError) -> int:

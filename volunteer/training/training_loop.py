@@ -46,7 +46,7 @@ from volunteer.training.devices import Device, is_out_of_memory, release_cached_
 from volunteer.training.diloco import LocalState
 from volunteer.training.inner import NotFiniteError, StepResult, learning_rate
 from volunteer.training.module_blobs import ModuleBlobs
-from volunteer.training.progress import Progress, carried_ids
+from volunteer.training.progress import Progress, carried_ids, unknown_carried
 from volunteer.training.pseudo_gradient import DenseCodec
 from volunteer.training.snapshot import SnapshotStore
 
@@ -112,6 +112,8 @@ class TrainingLoop:
         self._state: LocalState | None = None
         self._saved = Progress()
         """What is on the disk."""
+        self._is_saved = True
+        """Whether nothing has changed since."""
         self._saved_at = now_s()
         self._last_rebase: Rebase | None = None
         self._has_returned = False
@@ -185,6 +187,7 @@ class TrainingLoop:
         result = self._step(self._state)
         if result is None:
             return
+        self._is_saved = False
         ended_at = self._now_s()
         num_tokens = self._state.progress.tokens_total - progress.tokens_total
         self._meter.add_step(ended_at - started_at, num_tokens, result.loss)
@@ -258,6 +261,7 @@ class TrainingLoop:
             state, command, shared_P, load_quantised=self._blobs.load_quantised
         )
         self._state = state
+        self._is_saved = False
         self._last_rebase = command
         _log.info(
             "rebased commit=%s round=%d carried=%d discarded_tokens=%d",
@@ -266,6 +270,8 @@ class TrainingLoop:
             len(state.progress.carried),
             discarded_tokens,
         )
+        for contribution_id in unknown_carried(state.progress):
+            _log.warning("carried=%s: its tokens are not known any more", contribution_id[:12])
         return discarded_tokens
 
     def _contribute(self, command: Contribute) -> None:
@@ -289,6 +295,7 @@ class TrainingLoop:
         if encoded is None:
             self._emit(NothingToContribute(base=command.base))
             return
+        self._is_saved = False
         self._save()
         self._emit(encoded)
 
@@ -306,6 +313,7 @@ class TrainingLoop:
 
     def _load_snapshot(self) -> None:
         self._state = self._snapshots.load(self._device)
+        self._is_saved = True
         self._saved = Progress() if self._state is None else self._state.progress
 
     def _save(self) -> None:
@@ -315,10 +323,11 @@ class TrainingLoop:
             NotFiniteError: the weights are broken; the last snapshot stands.
             StorageFullError: the last snapshot stands.
         """
-        if self._state is not None and self._state.progress != self._saved:
+        if self._state is not None and not self._is_saved:
             diloco.verify_finite(self._state)
             self._snapshots.save(self._state)
             self._saved = self._state.progress
+            self._is_saved = True
         self._saved_at = self._now_s()
         self._emit_saved()
 

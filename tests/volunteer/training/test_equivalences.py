@@ -1,4 +1,4 @@
-"""What DiLoCo must reduce to (ALGORITHMS.md, acceptance tests 1 and 2), with the very functions in use.
+"""What DiLoCo must reduce to: acceptance tests 1, 2 and 5, with the very functions in use.
 
 fp64 and a codec that loses nothing, so that only bookkeeping could make a difference.
 """
@@ -97,7 +97,7 @@ def rebase(
 
 @pytest.mark.parametrize("overlap_steps", [0, 1, 3])
 def test_one_volunteer_with_a_plain_outer_step_is_plain_adamw(overlap_steps: int) -> None:
-    """Acceptance test 1, also with steps taken while the exchange is in flight."""
+    """Also with steps taken while the exchange is in flight."""
     alone = start()
     member, shared_P = start(), tiny_weights_P(SPEC, torch.float64)
     momentum_P = torch.zeros_like(shared_P)
@@ -113,7 +113,6 @@ def test_one_volunteer_with_a_plain_outer_step_is_plain_adamw(overlap_steps: int
 
 
 def test_three_volunteers_on_identical_data_are_one() -> None:
-    """Acceptance test 2."""
     results = []
     for num_volunteers in (1, 3):
         shared_P = tiny_weights_P(SPEC, torch.float64)
@@ -141,7 +140,7 @@ def test_other_data_gives_other_weights() -> None:
 
 
 def test_what_the_codec_loses_is_sent_later() -> None:
-    """Acceptance test 5 in small: sum of sent + residual == all displacement."""
+    """Sum of sent + residual == all displacement."""
     member, sent_P = start(), torch.zeros_like(tiny_weights_P(SPEC, torch.float64))
     for _ in range(4):
         train(member, 2)

@@ -1,4 +1,4 @@
-"""The model against a plain implementation written independently, and the properties it must have."""
+"""The model against a plain implementation, and the properties it must have."""
 
 from __future__ import annotations
 
