@@ -81,10 +81,38 @@ class Bookkeeper:
             reason = drop_reason if state is WorkState.DROPPED else ""
             self._mark(contribution_id, entry, reason)
 
-    def note_final(self, own_listed: Iterable[str], at_s: float) -> None:
-        """These own contributions are final: credit is due, unless they were refused."""
+    @property
+    def tokens_confirmed(self) -> int:
+        """Tokens in final contributions that were not refused."""
+        new = new_tokens(self._machine.own)
+        return sum(new[i] for i in self._settled if i in new and i not in self.refused)
+
+    async def flush(self) -> None:
+        """Wait until all that was queued so far is written."""
+        done = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+        self.queue(lambda: token.run_sync_soon(done.set))
+        await done.wait()
+
+    def note_contributed(self, seconds: float) -> None:
+        """Inner steps were taken for so long."""
+        ledger = self._ledger
+        self.queue(lambda: ledger.add_contributed_s(seconds))
+
+    def note_discarded(self, tokens: int, reason: str) -> None:
+        """The trainer had to throw trained work away."""
+        rules, ledger = self._machine.rules, self._ledger
+        self.queue(lambda: ledger.record_discarded(rules.run_id, rules.module_id, tokens, reason))
+
+    def note_final(self, own_listed: Iterable[str], at_s: float | None) -> None:
+        """These own contributions are final: credit is due, unless they were refused.
+
+        Args:
+            own_listed: their ids.
+            at_s: when; None for what was final before this agent started.
+        """
         for contribution_id in own_listed:
-            self.last_confirmed_at_s = at_s
+            self.last_confirmed_at_s = at_s or self.last_confirmed_at_s
             self._settled.add(contribution_id)
             self._settled.update(self._machine.own[contribution_id].carries)
             reason = self.refused.get(contribution_id, "")

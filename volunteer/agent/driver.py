@@ -37,12 +37,12 @@ from volunteer.messages import (
     TrainerStarted,
 )
 from volunteer.rounds import events as ev
-from volunteer.rounds.credit import pending_ids
 from volunteer.rounds.machine import Machine
-from volunteer.rounds.records import Contribution, Record
+from volunteer.rounds.records import Close, Contribution, Record
 
 log = logging.getLogger(__name__)
 TICK_S = 0.25
+CATCH_UP_HEIGHTS = 2
 KNOWN_CONTRIBUTIONS = 64
 """How many of our newest contributions the trainer is told, to judge how old its snapshot is."""
 
@@ -73,6 +73,7 @@ class RoundDriver:
         self._arrived: dict[str, float] = {}
         self.held_out_loss: float | None = None
         self.storage_problem = ""
+        self._moved_to = ""
         files.post = self.post
 
     # ------------------------------------------------------------------------------- entry
@@ -93,13 +94,39 @@ class RoundDriver:
                 self._arrived[signed.record.blob_id] = now_s()
             self.post(ev.RecordArrived(signed.record_id, signed.record))
 
-    def take_closed(self, base: str) -> None:
-        """A neighbour says that it has closed the round on `base`: a hint."""
-        if base == self.machine.tip and base not in self.machine.known.closed:
-            self.machine.known.closed.add(base)
-            if self.machine.closed_at_s is None:
-                self.machine.closed_at_s = now_s()
-            self.post(ev.Ticked())
+    @property
+    def state_hash(self) -> str:
+        """The hash of the shared state at the tip."""
+        machine = self.machine
+        return self._files.state_hash_of(machine, machine.tip or machine.rules.genesis_id)
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether the others say that they are well ahead of where this member stands."""
+        machine = self.machine
+        height = machine.known.facts[machine.tip].height if machine.tip else 0
+        members = self.exchange.members().values()
+        return any(h.heartbeat.round_index >= height + CATCH_UP_HEIGHTS for h in members)
+
+    async def wait_quiet(self) -> None:
+        """Wait until every event posted so far has been handled and its records are sent."""
+        done = trio.Event()
+        self._send.send_nowait(done.set)
+        await done.wait()
+
+    def take_closed(self, peer: str, base: str) -> None:
+        """A neighbour says that it has closed the round on `base`: a hint (rule 25)."""
+        rules = self.machine.rules
+        facts = self.machine.known.facts.get(base)
+        if facts is not None and base not in self.machine.known.closed:
+            close = Close(
+                run_id=rules.run_id,
+                module_id=rules.module_id,
+                round_index=facts.height,
+                author=peer,
+                base=base,
+            )
+            self.post(ev.RecordArrived(f"{peer}/{base}", close))
 
     async def load(self) -> None:
         """Bring the machine to where it was: records and verified states from disk."""
@@ -109,11 +136,14 @@ class RoundDriver:
             _split_reason(text) for kind, text in notes if kind == "refused"
         )
         dropped = tuple(text for kind, text in notes if kind == "dropped")
-        arrivals = [ev.RecordArrived(signed.record_id, signed.record) for signed in records]
-        self.machine.restore([ev.WorkDropped(dropped), *arrivals], now_s())
+        # The machine only remembers until the first tick wakes it up.
+        self.machine.handle(ev.WorkDropped(dropped), now_s())
+        for signed in records:
+            self.machine.handle(ev.RecordArrived(signed.record_id, signed.record), now_s())
         verified = [text for kind, text in notes if kind == "verified"]
         states = self._files.state_events(self.machine, verified)
-        self.machine.restore(states, now_s())
+        for event in states:
+            self.machine.handle(event, now_s())
         run_id = self.machine.rules.run_id
         log.info("run=%s records=%d states=%d loaded", run_id[:12], len(records), len(states))
 
@@ -181,7 +211,7 @@ class RoundDriver:
                 log.warning("work=%d contributions dropped: %s", len(contribution_ids), reason)
                 self._keeper.note_move(reason)
             case ev.Finalise(_, _, own_listed):
-                self._keeper.note_final(own_listed, now_s())
+                self._keeper.note_final(own_listed, now_s() if self._moved_to else None)
             case ev.FetchRecord(record_id):
                 self.exchange.want(record_id)
             case ev.RaiseAlarm(final_commit, other_tip):
@@ -194,6 +224,9 @@ class RoundDriver:
         state_hash = self._files.state_hash_of(self.machine, action.commit_id)
         self._send_rebase()
         self._keeper.note_move()
+        if action.commit_id == self._moved_to:
+            return  # only what is carried has changed
+        self._moved_to = action.commit_id
         self._keeper.note_round(action.commit_id, state_hash)
         self._files.start_evaluation(action.commit_id, state_hash, self._take_loss)
         self._files.prune(self.machine)
@@ -229,7 +262,7 @@ class RoundDriver:
                 commit_id=machine.tip,
                 round_index=machine.known.facts[machine.tip].height,
                 state_hash=self._files.state_hash_of(machine, machine.tip),
-                pending=tuple(pending_ids(machine.work_states(), machine.own)),
+                pending=tuple(machine.work.pending()),
                 works=self._files.works_on_disk(works),
                 known_contributions=tuple(work.blob_id for work in works[-KNOWN_CONTRIBUTIONS:]),
             )
@@ -242,7 +275,7 @@ class RoundDriver:
                 if last is not None:
                     self.post(_encoded(last))
                 # Only after what the snapshot holds is in the books.
-                self._send.send_nowait(self._send_rebase)
+                self.post(ev.TrainerReady())
             case Stepped(tokens_since_contribution=tokens):
                 self.post(ev.WorkReported(tokens))
             case Encoded():
@@ -254,9 +287,9 @@ class RoundDriver:
                 self._keeper.note_totals(event.tokens_total, event.inner_step)
                 self.post(ev.WorkReported(event.tokens_since_contribution))
             case Rebased(discarded_tokens=discarded) if discarded:
-                log.warning(
-                    "tokens=%d given up: the snapshot was older than what was sent", discarded
-                )
+                reason = "the snapshot was older than what was sent"
+                log.warning("tokens=%d given up: %s", discarded, reason)
+                self._keeper.note_discarded(discarded, reason)
             case _:
                 pass
 

@@ -56,7 +56,7 @@ class Exchange:
         book: RecordBook,
         pages: SyncPages,
         on_record: Callable[[SignedRecord], Awaitable[None]],
-        on_closed: Callable[[str], None],
+        on_closed: Callable[[str, str], None],
     ) -> None:
         """Join a module's topics and protocol; `run` does the work.
 
@@ -65,7 +65,7 @@ class Exchange:
             book: the records.
             pages: what to say in a sync.
             on_record: told every verified record, new or not.
-            on_closed: told a base whose round a neighbour has closed.
+            on_closed: told a neighbour, and a base whose round it has closed.
         """
         self._swarm = swarm
         self._book = book
@@ -192,11 +192,11 @@ class Exchange:
         wanted = [i for i in self._wanted if not self._book.has(i)]
         self._wanted.clear()
         if wanted:
-            await self._take_reply(await self._ask(peer_id, self._pages.ask_for(wanted)))
+            await self._take_reply(peer_id, await self._ask(peer_id, self._pages.ask_for(wanted)))
         from_height = self._pages.first_height()
         for _ in range(MAX_PAGES):
             reply = await self._ask(peer_id, self._pages.request(from_height))
-            highest = await self._take_reply(reply)
+            highest = await self._take_reply(peer_id, reply)
             for push in await self._pages.pushes(reply.want):
                 await self._ask(peer_id, push)
             if not reply.has_more or highest is None:
@@ -214,7 +214,7 @@ class Exchange:
         )
         return parse_sync_reply(data)
 
-    async def _take_reply(self, reply: SyncReply) -> int | None:
+    async def _take_reply(self, peer_id: str, reply: SyncReply) -> int | None:
         """Take in the records of a reply; return the greatest height among them."""
         highest = None
         for data in reply.envelopes:
@@ -222,7 +222,7 @@ class Exchange:
             await self._on_record(signed)
             highest = max(highest or 0, signed.record.round_index)
         if reply.has_closed and reply.tip is not None:
-            self._on_closed(reply.tip)
+            self._on_closed(peer_id, reply.tip)
         return highest
 
     async def _respond(self, peer_id: str, data: bytes) -> bytes:
@@ -230,5 +230,5 @@ class Exchange:
         for envelope in answer.pushed:
             await self._on_record(self._book.verify(envelope))
         if answer.closed_base is not None:
-            self._on_closed(answer.closed_base)
+            self._on_closed(peer_id, answer.closed_base)
         return encode(answer.reply)

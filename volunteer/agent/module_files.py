@@ -126,7 +126,7 @@ class ModuleFiles:
                 self.nursery.start_soon(self._fetch_state, commit_id, state_hash)
             case ev.BanPeer(peer, first, second, reason):
                 log.error("peer=%s banned: %s (%s, %s)", peer, reason, first, second)
-                self.nursery.start_soon(self._swarm.ban, peer, reason)
+                self._swarm.ban(peer, reason)
             case _:
                 raise AssertionError(action)
 
@@ -273,7 +273,8 @@ class ModuleFiles:
 
     def prune(self, machine: Machine) -> None:
         """Delete blobs and states that nothing can need any more."""
-        assert self.nursery is not None and machine.tip is not None
+        assert self.nursery is not None
+        assert machine.tip is not None
         oldest = machine.known.facts[machine.tip].height - self._spec.rounds.journal_rounds
         keep = {c.blob_id for c in machine.known.contributions.values() if c.round_index >= oldest}
         keep |= _needed_own_blobs(machine)

@@ -148,7 +148,8 @@ def _raw(record_ids: Iterable[str]) -> tuple[bytes, ...]:
 
 def _cut(envelopes: list[bytes]) -> tuple[tuple[bytes, ...], bool]:
     """Return as many of the first envelopes as fit in a page, and whether some are left."""
-    page, size_bytes = [], 0
+    page: list[bytes] = []
+    size_bytes = 0
     for envelope in envelopes:
         size_bytes += len(envelope)
         if page and size_bytes > PAGE_BYTES:

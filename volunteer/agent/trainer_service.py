@@ -77,7 +77,13 @@ class TrainerService:
         self._ended.set()
         self._backoff = Backoff()
         self._step_deadline = trio.CancelScope()
+        self._has_stepped = False
         self.view = TrainerView()
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether the process that runs now has taken an inner step."""
+        return self._child is not None and self._has_stepped
 
     @property
     def pid(self) -> int | None:
@@ -135,6 +141,7 @@ class TrainerService:
 
     async def _run_once(self) -> int:
         self._ended = trio.Event()
+        self._has_stepped = False
         try:
             child = await Child.start(self._argv, self._log_file, trainer_event_decoder, "trainer")
             self._child = child
@@ -153,6 +160,7 @@ class TrainerService:
                 view.device, view.device_name = event.device, event.device_name
                 view.inner_step, view.tokens_total = event.inner_step, event.tokens_total
             case Stepped():
+                self._has_stepped = True
                 self._backoff.note_progress()
                 self._note_alive()
                 view.problem = ""

@@ -1,0 +1,88 @@
+"""`python -m volunteer.agent`: one agent for one folder, until it is told to stop.
+
+Runs in: agent. This is a process boundary: every error ends here, as one line and an exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import trio
+
+from p2p.errors import P2PError
+from p2p.identity import load_or_create_identity
+from volunteer.agent.app import Agent
+from volunteer.agent.joined_run import choose_run
+from volunteer.config import load_config
+from volunteer.errors import VolunteerError
+from volunteer.files import lock_folder
+from volunteer.locations import Locations
+
+log = logging.getLogger("volunteer.agent")
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the agent; exit 0 when told to stop, else as the error says."""
+    options = _parse(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(
+        level=logging.DEBUG if options.debug else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    logging.getLogger("libp2p").setLevel(logging.ERROR)
+    try:
+        _run(options)
+    except (VolunteerError, P2PError) as error:
+        hint = getattr(error, "hint", "")
+        log.error("%s%s", error, f" (hint: {hint})" if hint else "")
+        sys.exit(getattr(error, "exit_code", 1))
+    except Exception:
+        log.exception("the agent ended by an error of its own: please report it with this log")
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m volunteer.agent", description=__doc__)
+    parser.add_argument("--listen", action="append", metavar="MULTIADDR")
+    parser.add_argument("--bootstrap", action="append", metavar="MULTIADDR")
+    parser.add_argument("--ignore-idle", action="store_true")
+    parser.add_argument("--device")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--round-s", type=float)
+    parser.add_argument("--run-file", type=Path, help="a RunSpec instead of the built-in run")
+    parser.add_argument("--debug", action="store_true")
+    return parser.parse_args(argv)
+
+
+def _run(options: argparse.Namespace) -> None:
+    locations = Locations.from_environment(os.environ)
+    locations.prepare()
+    with lock_folder(locations.data_dir):
+        config = load_config(
+            locations.config_file,
+            {
+                "device": options.device,
+                "threads": options.threads,
+                "listen": tuple(options.listen) if options.listen else None,
+                "bootstrap": tuple(options.bootstrap) if options.bootstrap else None,
+            },
+        )
+        agent = Agent(
+            config=config,
+            locations=locations,
+            identity=load_or_create_identity(locations.identity_file),
+            spec=choose_run(options.run_file, options.round_s),
+            is_idle_ignored=options.ignore_idle,
+            num_cores=os.cpu_count() or 1,
+        )
+        trio.run(agent.run, strict_exception_groups=True)
+
+
+if __name__ == "__main__":
+    main()

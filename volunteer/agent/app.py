@@ -1,0 +1,186 @@
+"""The agent put together: one run's module, its members' network, its children, its owner.
+
+Runs in: agent. Stages: policy -> trainer -> rounds -> swarm -> stats, each a source file here.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+from blake3 import blake3
+
+from p2p.blobstore import BlobStore
+from p2p.identity import Identity
+from p2p.swarm import Swarm, SwarmConfig, open_swarm
+from volunteer.agent.aggregator_service import AggregatorService
+from volunteer.agent.bookkeeper import Bookkeeper
+from volunteer.agent.control import serve_control
+from volunteer.agent.driver import RoundDriver
+from volunteer.agent.exchange import Exchange
+from volunteer.agent.joined_run import chain_rules, keep_run
+from volunteer.agent.module_files import ModuleFiles
+from volunteer.agent.policy_task import PolicyTask
+from volunteer.agent.record_book import RecordBook
+from volunteer.agent.record_log import RecordLog
+from volunteer.agent.status import StatusSource
+from volunteer.agent.sync_pages import SyncPages
+from volunteer.agent.timing import ExchangeClock
+from volunteer.agent.traffic import TrafficMeter
+from volunteer.agent.trainer_service import TrainerService
+from volunteer.agent.verbs import make_verbs
+from volunteer.agent.wire import Heartbeat
+from volunteer.config import Config
+from volunteer.locations import Locations
+from volunteer.rounds.machine import Machine
+from volunteer.rounds.records import DENSE_MODULE
+from volunteer.rounds.turn import Timing
+from volunteer.run import RunSpec
+from volunteer.stats.ledger import Ledger
+
+log = logging.getLogger(__name__)
+FAREWELL_S = 1.0
+"""To tell the others that we leave, before the network is closed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Agent:
+    """Everything that one agent runs."""
+
+    config: Config
+    locations: Locations
+    identity: Identity
+    spec: RunSpec
+    is_idle_ignored: bool
+    num_cores: int
+
+    async def run(self) -> None:
+        """Run until told to stop, by the control socket or a signal.
+
+        Raises:
+            P2PError: a listen or bootstrap address is not usable.
+            VolunteerError: a folder or file is not usable.
+        """
+        run_dir = keep_run(self.spec, self.locations)
+        network = SwarmConfig(listen=self.config.listen, bootstrap=self.config.bootstrap)
+        ledger = await trio.to_thread.run_sync(Ledger, self.locations.stats_file)
+        record_file = self.locations.record_file(self.spec.run_id, DENSE_MODULE)
+        record_log = await trio.to_thread.run_sync(RecordLog, record_file)
+        async with open_swarm(self.identity, network) as swarm:
+            await self._run_with(run_dir, swarm, ledger, record_log)
+
+    async def _run_with(
+        self, run_dir: Path, swarm: Swarm, ledger: Ledger, record_log: RecordLog
+    ) -> None:
+        store = BlobStore(self.locations.blobs_dir(self.spec.run_id, DENSE_MODULE))
+        book = RecordBook(record_log, self.identity, self.spec.run_id, DENSE_MODULE)
+        clock = ExchangeClock(self.spec.rounds)
+        machine = Machine(chain_rules(self.spec), self._timing(clock), self.identity.peer_id)
+        aggregator = AggregatorService(
+            run_dir, DENSE_MODULE, self.locations.log_dir / "aggregator.log"
+        )
+        keeper = Bookkeeper(ledger, machine)
+        files = ModuleFiles(self.spec, self.identity.peer_id, store, swarm, aggregator, record_log)
+        files.on_refused = keeper.refused.__setitem__
+        driver = RoundDriver(machine, book, record_log, files, keeper, clock)
+        pages = SyncPages(machine, book)
+        exchange = Exchange(swarm, book, pages, driver.take_record, driver.take_closed)
+        trainer = TrainerService(
+            self._trainer_argv(run_dir),
+            self.locations.log_dir / "trainer.log",
+            driver.on_trainer_event,
+            driver.on_trainer_end,
+        )
+        driver.exchange, driver.trainer = exchange, trainer
+        policy = PolicyTask(
+            config=self.config,
+            locations=self.locations,
+            driver=driver,
+            trainer=trainer,
+            aggregator=aggregator,
+            keeper=keeper,
+            is_idle_ignored=self.is_idle_ignored,
+        )
+        source = StatusSource(
+            spec=self.spec,
+            swarm=swarm,
+            driver=driver,
+            exchange=exchange,
+            trainer=trainer,
+            aggregator=aggregator,
+            policy=policy,
+            keeper=keeper,
+        )
+        traffic = TrafficMeter(swarm, keeper, ledger)
+        await driver.load()
+        swarm.serve_blobs(store, lambda blob_id: True, traffic.purpose_of)
+        swarm.on_peer_connected(lambda peer: exchange.sync_soon())
+        stopping = trio.Event()
+        verbs = make_verbs(source, ledger, policy, traffic, stopping.set)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve_control, self.locations.control_socket, verbs)
+            for task in (keeper.run, aggregator.run, trainer.run, driver.run, policy.run):
+                nursery.start_soon(task)
+            nursery.start_soon(traffic.run)
+            nursery.start_soon(exchange.run, clock.sync_s, lambda: self._heartbeat(source))
+            nursery.start_soon(_stop_on_signal, stopping)
+            log.info("peer=%s listening on %s", swarm.peer_id, " ".join(swarm.listen_addrs))
+            await stopping.wait()
+            source.is_stopping = True
+            await policy.shut_down()
+            with trio.move_on_after(FAREWELL_S):
+                await driver.wait_quiet()
+            await traffic.flush()
+            await keeper.flush()
+            nursery.cancel_scope.cancel()
+        log.info("ended")
+
+    def _timing(self, clock: ExchangeClock) -> Timing:
+        rounds = self.spec.rounds
+        return Timing(
+            round_s=rounds.round_s,
+            grace_s=clock.grace_s,
+            failover_s=clock.failover_s,
+            target_tokens=rounds.target_tokens,
+        )
+
+    def _trainer_argv(self, run_dir: Path) -> list[str]:
+        seed = blake3(self.identity.peer_id.encode()).hexdigest()[:16]
+        return [
+            *("--run-dir", str(run_dir)),
+            *("--module", DENSE_MODULE),
+            *("--device", self.config.device),
+            *("--threads", str(self.config.num_threads(self.num_cores))),
+            *("--peer-seed", seed),
+            *("--checkpoint-every-s", f"{self.config.checkpoint_every_s:g}"),
+        ]
+
+    def _heartbeat(self, source: StatusSource) -> Heartbeat | None:
+        machine = source.driver.machine
+        if machine.tip is None:
+            return None
+        view = source.trainer.view
+        return Heartbeat(
+            run_id=machine.rules.run_id,
+            module_id=machine.rules.module_id,
+            tip=machine.tip,
+            round_index=machine.known.facts[machine.tip].height,
+            state_hash=source.driver.state_hash,
+            is_contributing=source.policy.is_training,
+            tokens_per_s=view.tokens_per_s,
+            loss=view.loss,
+            addrs=source.swarm.listen_addrs[:8],
+        )
+
+
+async def _stop_on_signal(stopping: trio.Event) -> None:
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP"):
+        wanted.append(signal.SIGHUP)
+    with trio.open_signal_receiver(*wanted) as signals:
+        async for number in signals:
+            log.info("signal=%s: ending", signal.Signals(number).name)
+            stopping.set()

@@ -1,0 +1,268 @@
+"""`allmende demo`: a whole swarm of real agents on this machine.
+
+Runs in: a process of its own, which starts agents as anyone would: separate folders, libp2p over
+loopback, two of them knowing only the first one's address. Progress goes to stderr, the result to
+stdout. Afterwards everything is checked from the published records and blobs alone (verify.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import trio
+
+from p2p.identity import load_or_create_identity
+from volunteer.agent.demo_client import ask
+from volunteer.agent.verify import DemoCheck, verify_demo
+from volunteer.data.builtin import load_builtin_run
+from volunteer.errors import NoAgentError, VolunteerError
+from volunteer.locations import HOME_VARIABLE, Locations
+from volunteer.messages import RoundPoint, Status
+from volunteer.run import RunSpec, format_run_spec, signed_bytes
+
+UP_DEADLINE_S = 60.0
+SETTLE_DEADLINE_S = 30.0
+END_DEADLINE_S = 30.0
+POLL_S = 0.5
+MIN_COMMITS = 3
+SPEC_NAME = "demo.toml"
+
+
+class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`allmende demo --json`."""
+
+    rounds_committed: int
+    held_out_loss: list[float | None]
+    """Nats per byte after each round, the first round first."""
+    volunteers: list[Status]
+    state_hashes: list[str]
+    """One if all volunteers stand on the same state."""
+    check: DemoCheck
+    """What a replay of the published records and blobs found."""
+    problems: list[str]
+    """Empty if all is well."""
+    directory: str
+
+
+class Demo:
+    """One swarm and its folder."""
+
+    def __init__(self, folder: Path, num_volunteers: int, minutes: float) -> None:
+        """Nothing is started yet."""
+        self._folder = folder
+        self._num_volunteers = num_volunteers
+        self._minutes = minutes
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def run(self) -> DemoResult:
+        """Train for the time given and return what came of it; the agents have ended then.
+
+        Raises:
+            VolunteerError: an agent did not come up.
+        """
+        homes = [self._folder / f"volunteer-{i}" for i in range(self._num_volunteers)]
+        try:
+            spec = self._publish(homes[0])
+            self._start_all(homes)
+            statuses = trio.run(functools.partial(self._train, homes))
+            points = trio.run(self._history, homes[0])
+        finally:
+            self._end_all()
+        say("checking: replaying every commit from the published records and blobs ...")
+        check = verify_demo(self._folder)
+        return _judge(spec, statuses, points, check, self._folder)
+
+    def _publish(self, home: Path) -> RunSpec:
+        """Have the first volunteer publish the run: it is the genesis roster."""
+        locations = _locations(home)
+        locations.prepare()
+        identity = load_or_create_identity(locations.identity_file)
+        spec = msgspec.structs.replace(load_builtin_run("demo"), publisher=identity.peer_id)
+        # Nothing is pruned, so that everything can be checked from the records afterwards.
+        rounds = msgspec.structs.replace(spec.rounds, journal_rounds=64)
+        spec = msgspec.structs.replace(spec, rounds=rounds)
+        signature = identity.sign(signed_bytes(spec)).hex()
+        spec = msgspec.structs.replace(spec, signature=signature)
+        (self._folder / SPEC_NAME).write_text(format_run_spec(spec), "utf-8")
+        return spec
+
+    def _start_all(self, homes: Sequence[Path]) -> None:
+        self._start(homes[0], [])
+        first = trio.run(_wait_up, homes[0])
+        for home in homes[1:]:
+            self._start(home, ["--bootstrap", first.listen_addrs[0]])
+        for home in homes[1:]:
+            trio.run(_wait_up, home)
+
+    def _start(self, home: Path, flags: Sequence[str]) -> None:
+        locations = _locations(home)
+        locations.prepare()
+        argv = [sys.executable, "-m", "volunteer.agent", "--ignore-idle", "--device", "cpu"]
+        argv += ["--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0"]
+        argv += ["--run-file", str(self._folder / SPEC_NAME), *flags]
+        with (locations.log_dir / "agent.log").open("ab") as log_file:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                env={**os.environ, HOME_VARIABLE: str(home)},
+                start_new_session=True,
+            )
+        self._processes.append(process)
+
+    async def _train(self, homes: Sequence[Path]) -> list[Status]:
+        """Watch for the time given, then until all stand on one state."""
+        say(f"{len(homes)} volunteers train for {self._minutes:g} min in {self._folder}")
+        end_s = time.monotonic() + 60.0 * self._minutes
+        said = -1
+        while time.monotonic() < end_s:
+            await trio.sleep(POLL_S)  # noqa: TID251 - a period
+            status = await _status(homes[0])
+            if status.round_index > said and status.held_out_loss is not None:
+                said = status.round_index
+                say(
+                    f"round {said}: held-out loss {status.held_out_loss:.3f} nats/byte, "
+                    f"{status.num_peers} peers, {status.swarm_tokens_per_s:,.0f} tokens/s"
+                )
+        deadline_s = time.monotonic() + SETTLE_DEADLINE_S
+        while True:
+            statuses = [await _status(home) for home in homes]
+            is_one = len({s.state_hash for s in statuses}) == 1
+            if is_one or time.monotonic() > deadline_s:
+                return statuses
+            await trio.sleep(POLL_S / 5)  # noqa: TID251 - a period
+
+    async def _history(self, home: Path) -> list[RoundPoint]:
+        return await ask(_locations(home), "history", list[RoundPoint], {"limit": 1000})
+
+    def _end_all(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            try:
+                process.wait(END_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _judge(
+    spec: RunSpec,
+    statuses: list[Status],
+    points: list[RoundPoint],
+    check: DemoCheck,
+    folder: Path,
+) -> DemoResult:
+    rounds_committed = max(status.round_index for status in statuses)
+    state_hashes = sorted({status.state_hash for status in statuses})
+    problems = list(check.problems)
+    if rounds_committed < MIN_COMMITS:
+        problems.append(f"only {rounds_committed} rounds were committed, at least 3 expected")
+    if len(state_hashes) != 1:
+        problems.append(f"the volunteers ended on {len(state_hashes)} different states")
+    if check.run_id != spec.run_id:
+        problems.append("the records are of another run")
+    return DemoResult(
+        rounds_committed=rounds_committed,
+        held_out_loss=[p.held_out_loss for p in sorted(points, key=lambda p: p.round_index)],
+        volunteers=statuses,
+        state_hashes=state_hashes,
+        check=check,
+        problems=problems,
+        directory=str(folder),
+    )
+
+
+def say(text: str) -> None:
+    """Tell a person how it goes."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _locations(home: Path) -> Locations:
+    return Locations.from_environment({HOME_VARIABLE: str(home)})
+
+
+async def _status(home: Path) -> Status:
+    return await ask(_locations(home), "status", Status, {})
+
+
+async def _wait_up(home: Path) -> Status:
+    """Wait until an agent answers and says where it listens."""
+    deadline_s = time.monotonic() + UP_DEADLINE_S
+    while time.monotonic() < deadline_s:
+        try:
+            status = await _status(home)
+        except NoAgentError:
+            pass
+        else:
+            if status.listen_addrs:
+                return status
+        await trio.sleep(POLL_S / 5)  # noqa: TID251 - a period
+    log_file = _locations(home).log_dir / "agent.log"
+    raise VolunteerError(f"an agent did not come up: see {log_file}")
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run or verify a demo; exit 0 if all is well, 1 if not."""
+    parser = argparse.ArgumentParser(prog="python -m volunteer.agent.demo", description=__doc__)
+    parser.add_argument("--volunteers", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--dir", type=Path)
+    parser.add_argument("--verify", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    try:
+        if options.verify is not None:
+            check = verify_demo(options.verify)
+            _tell(check, check.problems, check.sentences(), as_json=options.json)
+        if options.dir is None:
+            parser.error("--dir or --verify is needed")
+        options.dir.mkdir(parents=True, exist_ok=True)
+        result = Demo(options.dir.absolute(), options.volunteers, options.minutes).run()
+        _tell(result, result.problems, _sentences(result), as_json=options.json)
+    except VolunteerError as error:
+        say(f"allmende: {error}" + (f"\n  hint: {error.hint}" if error.hint else ""))
+        sys.exit(error.exit_code)
+
+
+def _sentences(result: DemoResult) -> list[str]:
+    losses = [loss for loss in result.held_out_loss if loss is not None]
+    lines = [f"{result.rounds_committed} rounds committed by {len(result.volunteers)} volunteers"]
+    if losses:
+        lines.append(f"held-out loss {losses[0]:.3f} -> {losses[-1]:.3f} nats/byte")
+    return lines + result.check.sentences()
+
+
+def _tell(
+    result: Any,  # noqa: ANN401 - either struct, printed as it is
+    problems: Sequence[str],
+    sentences: Sequence[str],
+    *,
+    as_json: bool,
+) -> NoReturn:
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in sentences))
+    for problem in problems:
+        say(f"problem: {problem}")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""What the agent says about itself: one state, one reason, what ends it.
+
+Runs in: agent. Everything shown is read from where it is decided; nothing is kept twice.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from p2p.swarm import Swarm
+from volunteer.agent.aggregator_service import AggregatorService
+from volunteer.agent.bookkeeper import Bookkeeper
+from volunteer.agent.clock import now_s
+from volunteer.agent.driver import RoundDriver
+from volunteer.agent.exchange import Exchange
+from volunteer.agent.policy_task import PolicyTask
+from volunteer.agent.trainer_service import TrainerService
+from volunteer.messages import PeerStatus, Status
+from volunteer.run import RunSpec
+
+_CONTRIBUTING = "Nothing stands against it: not paused, not on battery, room on the disk."
+
+
+@dataclass(slots=True, kw_only=True)
+class StatusSource:
+    """Where the answers come from."""
+
+    spec: RunSpec
+    swarm: Swarm
+    driver: RoundDriver
+    exchange: Exchange
+    trainer: TrainerService
+    aggregator: AggregatorService
+    policy: PolicyTask
+    keeper: Bookkeeper
+    is_stopping: bool = False
+
+    def state(self) -> tuple[str, str, str]:
+        """Return (state, reason, what ends it)."""
+        view = self.trainer.view
+        if self.is_stopping:
+            return "stopped", "The agent is ending.", "you start it again"
+        if self.driver.machine.alarm is not None:
+            return (
+                "waiting",
+                "A confirmed round was contradicted: training stopped, to apply no wrong update.",
+                "you report it with the log, and join anew",
+            )
+        decision = self.policy.decision
+        if not decision.may_contribute:
+            state = "paused" if self.policy.is_paused_by_owner else "waiting"
+            return state, decision.reason, decision.resumes_when
+        if view.problem:
+            return "waiting", f"{view.problem}.", "you fix it and resume"
+        if self.driver.storage_problem:
+            return "waiting", f"{self.driver.storage_problem}.", "there is room on the disk"
+        if self.driver.is_catching_up:
+            return "catching_up", "The swarm is ahead: fetching what it agreed on.", "it is here"
+        if not self.policy.is_training:
+            return "starting", self._what_is_starting(), "the first step is taken"
+        return "contributing", _CONTRIBUTING, ""
+
+    def _what_is_starting(self) -> str:
+        if self.aggregator.pid is None or self.trainer.pid is None:
+            return "Starting the trainer and the aggregator."
+        if self.driver.machine.tip is None:
+            return "Building the weights of round 0."
+        return "The trainer is loading the model."
+
+    def status(self) -> Status:
+        """Return the whole status."""
+        state, reason, resumes_when = self.state()
+        machine, view = self.driver.machine, self.trainer.view
+        facts = machine.known.facts[machine.tip or machine.rules.genesis_id]
+        confirmed_at_s = self.keeper.last_confirmed_at_s
+        members = self.exchange.members()
+        others = sum(h.heartbeat.tokens_per_s for h in members.values())
+        return Status(
+            state=state,
+            reason=reason,
+            resumes_when=resumes_when,
+            run_id=self.spec.run_id,
+            run_name=self.spec.name,
+            round_index=facts.height,
+            inner_step=view.inner_step,
+            state_hash=self.driver.state_hash,
+            tip=facts.commit_id,
+            held_out_loss=self.driver.held_out_loss,
+            train_loss=view.loss,
+            tokens_per_s=view.tokens_per_s,
+            num_peers=len(self.swarm.peers()),
+            peer_id=self.swarm.peer_id,
+            listen_addrs=self.swarm.listen_addrs,
+            agent_pid=os.getpid(),
+            trainer_pid=self.trainer.pid,
+            aggregator_pid=self.aggregator.pid,
+            device=view.device_name,
+            last_confirmed_s=None if confirmed_at_s is None else now_s() - confirmed_at_s,
+            round_elapsed_s=now_s() - machine.applied_at_s if machine.tip else 0.0,
+            round_s=self.spec.rounds.round_s,
+            final_round_index=machine.known.facts[machine.final_id].height,
+            swarm_tokens_per_s=view.tokens_per_s + others,
+            tokens_done=view.tokens_total,
+            tokens_confirmed=self.keeper.tokens_confirmed,
+            tokens_since_contribution=view.tokens_since_contribution,
+            alarm="" if machine.alarm is None else f"final {machine.alarm[0]} was contradicted",
+        )
+
+    def peers(self) -> list[PeerStatus]:
+        """Return the connected peers, with what their last heartbeat said."""
+        members = self.exchange.members()
+        listed = []
+        for peer in self.swarm.peers():
+            heard = members.get(peer.peer_id)
+            beat = heard.heartbeat if heard is not None else None
+            listed.append(
+                PeerStatus(
+                    peer_id=peer.peer_id,
+                    addr=peer.addr,
+                    direction=peer.direction,
+                    rtt_ms=None if peer.rtt_s is None else 1000.0 * peer.rtt_s,
+                    connected_s=peer.connected_s,
+                    round_index=beat.round_index if beat else None,
+                    tokens_per_s=beat.tokens_per_s if beat else None,
+                    state_hash=beat.state_hash if beat else None,
+                    last_heard_s=now_s() - heard.at_s if heard else None,
+                )
+            )
+        return listed

@@ -1,0 +1,90 @@
+"""What the control socket's verbs do.
+
+Runs in: agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import trio
+
+from volunteer.agent.control import Verb
+from volunteer.agent.policy_task import PolicyTask
+from volunteer.agent.status import StatusSource
+from volunteer.agent.traffic import TrafficMeter
+from volunteer.errors import ControlError
+from volunteer.rounds.records import DENSE_MODULE
+from volunteer.stats.ledger import Ledger
+
+MAX_HISTORY = 2000
+MAX_PAUSE_S = 366 * 86400.0
+
+
+def make_verbs(
+    source: StatusSource,
+    ledger: Ledger,
+    policy: PolicyTask,
+    traffic: TrafficMeter,
+    stop: Callable[[], None],
+) -> Mapping[str, Verb]:
+    """Return the verbs by name; each takes the request's arguments and returns its result."""
+
+    async def status(args: Mapping[str, Any]) -> object:
+        await trio.lowlevel.checkpoint()
+        return source.status()
+
+    async def peers(args: Mapping[str, Any]) -> object:
+        await trio.lowlevel.checkpoint()
+        return source.peers()
+
+    async def stats(args: Mapping[str, Any]) -> object:
+        policy.flush()
+        await traffic.flush()
+        await source.keeper.flush()
+        return await trio.to_thread.run_sync(ledger.stats, None)
+
+    async def history(args: Mapping[str, Any]) -> object:
+        limit = _number(args, "limit", default=200, least=1, most=MAX_HISTORY)
+        run_id = source.spec.run_id
+        return await trio.to_thread.run_sync(ledger.history, run_id, DENSE_MODULE, int(limit))
+
+    async def pause(args: Mapping[str, Any]) -> object:
+        for_s = None
+        if args.get("for_s") is not None:
+            for_s = _number(args, "for_s", default=0.0, least=1.0, most=MAX_PAUSE_S)
+        await policy.pause(for_s)
+        return source.status()
+
+    async def resume(args: Mapping[str, Any]) -> object:
+        await policy.resume()
+        return source.status()
+
+    async def stop_agent(args: Mapping[str, Any]) -> object:
+        await trio.lowlevel.checkpoint()
+        stop()
+        return {"stopping": True}
+
+    return {
+        "status": status,
+        "peers": peers,
+        "stats": stats,
+        "history": history,
+        "pause": pause,
+        "resume": resume,
+        "stop": stop_agent,
+    }
+
+
+def _number(
+    args: Mapping[str, Any], name: str, *, default: float, least: float, most: float
+) -> float:
+    value = args.get(name, default)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
+        raise ControlError(
+            f"{name}: {value!r} is not a number from {least:g} to {most:g}",
+            hint="see `allmende --help`",
+        )
+    return float(value)

@@ -1,0 +1,231 @@
+"""Checks a demo from its published records and blobs alone, by replaying every commit.
+
+Runs in: demo. No agent's word is taken: signatures are verified, chains judged, every state is
+computed again by a fresh aggregator process, from the genesis on.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import trio
+
+from p2p.blobstore import BlobStore
+from volunteer.agent.aggregator_service import AggregatorService
+from volunteer.agent.joined_run import chain_rules, verify_publisher
+from volunteer.agent.record_book import SignedRecord, verify_envelope
+from volunteer.agent.record_log import RecordLog
+from volunteer.errors import VolunteerError
+from volunteer.files import make_private_dir
+from volunteer.locations import HOME_VARIABLE, Locations
+from volunteer.messages import ApplyCommit, BuildGenesis, ListedWork, StateBuilt
+from volunteer.rounds.chain import listed_in_order
+from volunteer.rounds.fork_choice import choose_tip
+from volunteer.rounds.knowledge import Knowledge
+from volunteer.rounds.records import DENSE_MODULE
+from volunteer.run import RunSpec, read_run_spec
+
+MIN_LISTED = 2
+
+
+class DemoCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What the replay found."""
+
+    run_id: str
+    num_records: int
+    num_commits: int
+    """On the longest common chain."""
+    heads: list[str]
+    """Each volunteer's last commit."""
+    commits_reproduced: int
+    """Whose state hash the replay found again."""
+    drops_tried: int
+    """How often a commit was replayed with one contribution left out."""
+    drops_noticed: int
+    """How often that gave another state hash; must be all."""
+    listed_by_author: dict[str, int]
+    """Commits that list a contribution of this peer with non-zero content and weight."""
+    problems: list[str]
+
+    def sentences(self) -> list[str]:
+        """Return it in words."""
+        return [
+            f"{self.num_records} signed records of {len(self.heads)} volunteers read",
+            f"{self.commits_reproduced} of {self.num_commits} commits reproduced bit for bit",
+            f"leaving out one contribution changed the state in {self.drops_noticed} of "
+            f"{self.drops_tried} cases",
+        ]
+
+
+def verify_demo(folder: Path) -> DemoCheck:
+    """Replay a demo's folder.
+
+    Raises:
+        VolunteerError: it is not a demo's folder, or a record is damaged.
+    """
+    spec_file = folder / "demo.toml"
+    homes = sorted(folder.glob("volunteer-*"))
+    if not spec_file.is_file() or not homes:
+        raise VolunteerError(
+            f"{folder} is not a demo's folder", hint="make one with `allmende demo --keep DIR`"
+        )
+    spec = read_run_spec(spec_file)
+    verify_publisher(spec, source=str(spec_file))
+    with tempfile.TemporaryDirectory(prefix="allmende-verify-") as scratch:
+        return trio.run(functools.partial(_replay, spec, spec_file, homes, Path(scratch)))
+
+
+async def _replay(spec: RunSpec, spec_file: Path, homes: list[Path], scratch: Path) -> DemoCheck:
+    records, heads = _read_records(spec, homes)
+    known = _know(spec, records)
+    blobs_dir = scratch / "modules" / DENSE_MODULE / "blobs"
+    make_private_dir(blobs_dir)
+    shutil.copy(spec_file, scratch / "spec.toml")
+    _gather_blobs(spec, homes, known, BlobStore(blobs_dir))
+    aggregator = AggregatorService(scratch, DENSE_MODULE, scratch / "aggregator.log")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(aggregator.run)
+        aggregator.want()
+        replay = _Replay(spec, known, aggregator)
+        check = await replay.run(len(records), heads)
+        nursery.cancel_scope.cancel()
+    return check
+
+
+def _read_records(spec: RunSpec, homes: list[Path]) -> tuple[dict[str, SignedRecord], list[str]]:
+    """Return all volunteers' records, signatures verified, and each one's head."""
+    records: dict[str, SignedRecord] = {}
+    heads = []
+    for home in homes:
+        locations = Locations.from_environment({HOME_VARIABLE: str(home)})
+        log = RecordLog(locations.record_file(spec.run_id, DENSE_MODULE))
+        own = {}
+        for envelope in log.all():
+            signed = verify_envelope(envelope, spec.run_id, DENSE_MODULE)
+            own[signed.record_id] = signed
+        log.close()
+        records.update(own)
+        heads.append(_head(spec, own))
+    return records, heads
+
+
+def _head(spec: RunSpec, records: dict[str, SignedRecord]) -> str:
+    known = _know(spec, records)
+    return choose_tip(known.headers, known.rules.genesis_id)
+
+
+def _know(spec: RunSpec, records: dict[str, SignedRecord]) -> Knowledge:
+    known = Knowledge(chain_rules(spec))
+    for signed in records.values():
+        known.add(signed.record_id, signed.record)
+    return known
+
+
+def _gather_blobs(spec: RunSpec, homes: list[Path], known: Knowledge, store: BlobStore) -> None:
+    """Copy the contributions' blobs from whoever has them; their names are their hashes."""
+    stores = []
+    for home in homes:
+        locations = Locations.from_environment({HOME_VARIABLE: str(home)})
+        stores.append(BlobStore(locations.blobs_dir(spec.run_id, DENSE_MODULE)))
+    for contribution in known.contributions.values():
+        holder = next((s for s in stores if s.has(contribution.blob_id)), None)
+        if holder is not None:
+            store.add_bytes(holder.file_of(contribution.blob_id).read_bytes())
+
+
+class _Replay:
+    """The chain from the genesis to the head, computed anew."""
+
+    def __init__(self, spec: RunSpec, known: Knowledge, aggregator: AggregatorService) -> None:
+        self._spec = spec
+        self._known = known
+        self._aggregator = aggregator
+        self._problems: list[str] = []
+        self._listed_by: Counter[str] = Counter()
+        self._tried = self._noticed = self._reproduced = 0
+
+    async def run(self, num_records: int, heads: list[str]) -> DemoCheck:
+        genesis = self._known.rules.genesis_id
+        head = choose_tip(self._known.headers, genesis)
+        chain = list(self._known.chain_down(head))[::-1][1:]
+        for volunteer, own_head in enumerate(heads):
+            if own_head not in (*chain, genesis):
+                self._problems.append(f"volunteer {volunteer} ended on another branch")
+        built = await self._aggregator.ask(lambda i: BuildGenesis(request_id=i))
+        assert isinstance(built, StateBuilt)
+        state_hash = built.state_hash
+        for commit_id in chain:
+            if not await self._replay_commit(commit_id, state_hash):
+                break
+            state_hash = self._known.commits[commit_id].state_hash
+        self._judge_authors()
+        return DemoCheck(
+            run_id=self._spec.run_id,
+            num_records=num_records,
+            num_commits=len(chain),
+            heads=heads,
+            commits_reproduced=self._reproduced,
+            drops_tried=self._tried,
+            drops_noticed=self._noticed,
+            listed_by_author=dict(self._listed_by),
+            problems=self._problems,
+        )
+
+    async def _replay_commit(self, commit_id: str, parent_state: str) -> bool:
+        commit = self._known.commits[commit_id]
+        parent = self._known.facts[commit.parent]
+        works = tuple(
+            ListedWork(
+                contribution_id=one.contribution_id,
+                author=one.contribution.author,
+                blob_id=one.contribution.blob_id,
+                tokens=one.contribution.tokens,
+                is_late=one.is_late,
+                is_on_probation=one.is_on_probation,
+            )
+            for one in listed_in_order(commit.contributions, parent, self._known.contributions)
+        )
+        built = await self._apply(parent_state, works)
+        if built.state_hash != commit.state_hash:
+            self._problems.append(f"commit {commit_id[:12]} gives another state than it says")
+            return False
+        self._reproduced += 1
+        content = {o.contribution_id for o in built.outcomes if o.norm > 0 and o.weight > 0}
+        self._listed_by.update({w.author for w in works if w.contribution_id in content})
+        await self._try_drops(commit_id, parent_state, works)
+        return True
+
+    async def _try_drops(
+        self, commit_id: str, parent_state: str, works: tuple[ListedWork, ...]
+    ) -> None:
+        for left_out in works:
+            rest = tuple(work for work in works if work is not left_out)
+            built = await self._apply(parent_state, rest)
+            self._tried += 1
+            if built.state_hash != self._known.commits[commit_id].state_hash:
+                self._noticed += 1
+            else:
+                self._problems.append(
+                    f"commit {commit_id[:12]} does not depend on {left_out.contribution_id[:12]}"
+                )
+
+    async def _apply(self, parent_state: str, works: tuple[ListedWork, ...]) -> StateBuilt:
+        reply = await self._aggregator.ask(
+            lambda i: ApplyCommit(request_id=i, parent_state=parent_state, listed=works)
+        )
+        assert isinstance(reply, StateBuilt)
+        return reply
+
+    def _judge_authors(self) -> None:
+        authors = {c.author for c in self._known.contributions.values()}
+        for author in sorted(authors):
+            if self._listed_by[author] < MIN_LISTED:
+                self._problems.append(
+                    f"peer {author} is listed with content in only {self._listed_by[author]} "
+                    f"commits"
+                )
