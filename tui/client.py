@@ -50,7 +50,8 @@ def parse_reply(line: bytes, reply_type: type[_T], *, any_version: bool = False)
     """
     try:
         reply = parse_line(line, control_reply_decoder)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
+        # msgspec says RecursionError to a reply of a thousand brackets.
         raise _not_understood(error) from error
     if reply.version != CONTROL_VERSION and not any_version:
         raise ControlError(
@@ -72,7 +73,7 @@ def _result(reply: ControlReply, reply_type: type[_T]) -> _T:
         raise _not_understood(error) from error
 
 
-def _not_understood(error: ValueError) -> ControlError:
+def _not_understood(error: Exception) -> ControlError:
     return ControlError(
         f"the agent's answer is not understood: {clean(str(error))}", hint=_REPLACE_HINT
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PATTERN = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhd])")
+_PATTERN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])")
 MAX_DURATION_S = 366 * 86400.0
 # A longer pause is a typing mistake, or it means `allmende stop`.
 

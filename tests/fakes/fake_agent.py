@@ -149,6 +149,7 @@ class FakeAgent:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._watchers: set[asyncio.StreamWriter] = set()
+        self._handlers: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> FakeAgent:
         self.socket_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -166,6 +167,7 @@ class FakeAgent:
         server.close()
         for writer in tuple(self._writers):
             writer.close()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
         await server.wait_closed()
         self.socket_file.unlink(missing_ok=True)
         self.stopped.set()
@@ -189,12 +191,16 @@ class FakeAgent:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        handler = asyncio.current_task()
+        assert handler is not None
+        self._handlers.add(handler)
         try:
             while line := await reader.readline():
                 await self._answer(control_request_decoder.decode(line), writer)
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
+            self._handlers.discard(handler)
             self._writers.discard(writer)
             self._watchers.discard(writer)
             writer.close()

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Points = Sequence[tuple[int, float | None]]
+_MAX_Y = 1e12
+# No loss is so high; NaN and infinity are not below it either.
 _LEVEL_MARGIN = 0.5
 # Half a unit above and below a curve that is level, in units of its value's size.
 
@@ -56,12 +58,13 @@ def plot(points: Points, width: int, height: int, style: DotStyle = BRAILLE) -> 
     """Draw (x, y) points joined by lines; None where nothing can be drawn.
 
     Args:
-        points: in rising order of x; a y of None, NaN or infinity is a gap that the line bridges.
+        points: in rising order of x; a y of None, NaN or beyond _MAX_Y is a gap, which the line
+            bridges.
         width: cells across.
         height: cells down.
         style: dots of a cell.
     """
-    finite = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+    finite = [(x, y) for x, y in points if y is not None and abs(y) <= _MAX_Y]
     if not finite or width < 1 or height < 1:
         return None
     num_columns, num_rows = width * style.columns, height * style.rows

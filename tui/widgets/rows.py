@@ -23,6 +23,11 @@ class Text(Static):
         super().__init__(id=id, markup=False)
         self._shown: Content | None = None
 
+    @property
+    def text(self) -> str:
+        """What is shown, without its styles."""
+        return self._shown.plain if self._shown is not None else ""
+
     def set_text(self, text: Content) -> None:
         """Show `text`."""
         # Content equality leaves out the styles.
