@@ -160,6 +160,14 @@ def test_a_flipped_bit_in_a_record_is_seen(file: Path) -> None:
     log.close()
 
 
+def test_bytes_that_are_no_envelope_are_seen(file: Path) -> None:
+    log = RecordLog(file)
+    log.append("c" * 64, b"noise", is_own=False, round_index=3)
+    with pytest.raises(CheckpointCorruptError, match="does not match its id"):
+        log.get("c" * 64)
+    log.close()
+
+
 def test_damage_that_shows_while_open_is_told(file: Path) -> None:
     filled(file)
     log = RecordLog(file)

@@ -30,8 +30,9 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def ledger(tmp_path: Path, clock: FakeClock) -> Iterator[Ledger]:
-    """Return an empty ledger."""
+    """Return an empty ledger that does not wait for the disk (test_database.py does)."""
     ledger = Ledger(tmp_path / "stats.sqlite", utc_now=clock.now_utc)
+    ledger._database._connection.execute("PRAGMA synchronous=OFF")
     yield ledger
     ledger.close()
 

@@ -1,0 +1,82 @@
+"""One SQLite file: whole transactions, damage told apart from mistakes."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from volunteer.database import Database
+from volunteer.errors import CheckpointCorruptError
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS numbers (value INTEGER NOT NULL)"
+
+
+def open_database(file: Path) -> Database:
+    return Database(file, schema=SCHEMA, version=1)
+
+
+def insert(database: Database, value: int | None) -> None:
+    database.run(lambda connection: connection.execute("INSERT INTO numbers VALUES (?)", (value,)))
+
+
+def values(database: Database) -> list[int]:
+    rows = database.run(lambda c: c.execute("SELECT value FROM numbers").fetchall())
+    return [value for (value,) in rows]
+
+
+def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
+    database = open_database(tmp_path / "db")
+    insert(database, 1)
+
+    def fail_half_way(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO numbers VALUES (2)")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        database.run(fail_half_way)
+    assert values(database) == [1]
+    database.close()
+
+
+def test_a_mistake_is_no_damage(tmp_path: Path) -> None:
+    database = open_database(tmp_path / "db")
+    with pytest.raises(sqlite3.IntegrityError):
+        insert(database, None)
+    database.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        values(database)
+
+
+def test_transactions_wait_for_the_disk(tmp_path: Path) -> None:
+    database = open_database(tmp_path / "db")
+    pragmas = ("journal_mode", "synchronous", "locking_mode")
+    found = [
+        database.run(lambda c, name=name: c.execute(f"PRAGMA {name}").fetchone()[0])  # type: ignore[misc]
+        for name in pragmas
+    ]
+    assert found == ["wal", 2, "exclusive"]
+    database.close()
+
+
+def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
+    database = open_database(tmp_path / "db")
+    insert(database, 1)
+    other = sqlite3.connect(tmp_path / "db", timeout=0)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("SELECT * FROM numbers")
+    other.close()
+    database.close()
+
+
+def test_damage_that_only_the_check_sees_is_told(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "db")
+    connection.executescript(
+        "CREATE TABLE numbers (value INTEGER); INSERT INTO numbers VALUES (NULL);"
+        "PRAGMA writable_schema = ON;"
+        "UPDATE sqlite_master SET sql = 'CREATE TABLE numbers (value INTEGER NOT NULL)'"
+    )
+    connection.close()
+    with pytest.raises(CheckpointCorruptError, match="NULL value in numbers"):
+        open_database(tmp_path / "db")
