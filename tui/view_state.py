@@ -117,18 +117,28 @@ def headline(snapshot: Snapshot) -> Headline:
 
 
 def state_headline(status: Status) -> Headline:
-    """Return the agent's state in words; an alarm comes before everything else."""
+    """Return the agent's state in words; with an alarm no state looks good."""
     mark, title, level = _STATES.get(status.state, ("?", clean(status.state, limit=24), "busy"))
-    ends = f"Until: {clean(status.resumes_when)}" if status.resumes_when else ""
+    reason = _sentence(status.reason)
+    ends = _sentence(f"Until {status.resumes_when}") if status.resumes_when else ""
     if status.alarm:
-        return Headline("!", title, clean(status.alarm), ends, "bad")
-    return Headline(mark, title, clean(status.reason), ends, level)
+        return Headline("!", title, f"{reason} Alarm: {_sentence(status.alarm)}", ends, "bad")
+    return Headline(mark, title, reason, ends, level)
+
+
+def _sentence(text: str) -> str:
+    """Return `text` with a capital and a full stop."""
+    shown = clean(text).strip()
+    if not shown:
+        return ""
+    return f"{shown[0].upper()}{shown[1:]}{'' if shown[-1] in '.!?…' else '.'}"
 
 
 def state_sentence(status: Status) -> str:
     """Return state, reason and what ends it as one line of text."""
     head = state_headline(status)
-    return " ".join(part for part in (f"{head.title}:", head.reason, head.ends) if part)
+    why = " ".join(part for part in (head.reason, head.ends) if part)
+    return f"{head.title}: {why}" if why else head.title
 
 
 def activity(status: Status) -> str:
@@ -197,16 +207,24 @@ def peers_phrase(num_peers: int) -> str:
 
 def total_rows(snapshot: Snapshot, now: datetime, *, is_brief: bool) -> tuple[Row, ...]:
     """Return the two totals, each with its as-of time; brief for narrow windows."""
-    status, stats = snapshot.status, snapshot.stats
+    status, stats = snapshot.status, snapshot.stats or Stats()
     if status is None:
         return ()
-    done_at = format_instant(snapshot.status_at, now) if snapshot.status_at else NOT_YET
-    confirmed_at = format_utc(stats.confirmed_as_of_utc, now) if stats else NOT_YET
+    seen = format_instant(snapshot.status_at, now) if snapshot.status_at else NOT_YET
+    # Both only grow, so the larger one is the newer one: the ledger's before the trainer has
+    # spoken, the status's between two looks at the ledger.
+    done, done_at = status.tokens_done, seen
+    if stats.tokens_done > done:
+        done, done_at = stats.tokens_done, format_utc(stats.done_as_of_utc, now)
+    confirmed, confirmed_at = status.tokens_confirmed, seen
+    if stats.tokens_confirmed >= confirmed:
+        confirmed = stats.tokens_confirmed
+        confirmed_at = format_utc(stats.confirmed_as_of_utc, now)
     middle, by_whom = (", ", ", ") if is_brief else (", as of ", " by the swarm, as of ")
-    confirmed = f"{format_tokens(status.tokens_confirmed)}{by_whom}{confirmed_at}"
+    confirmed_text = f"{format_tokens(confirmed)}{by_whom}{confirmed_at}"
     return (
-        ("Done here", f"{format_tokens(status.tokens_done)}{middle}{done_at}"),
-        ("Confirmed", confirmed if status.tokens_confirmed else NOT_YET),
+        ("Done here", f"{format_tokens(done)}{middle}{done_at}"),
+        ("Confirmed", confirmed_text if confirmed else NOT_YET),
     )
 
 

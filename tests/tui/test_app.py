@@ -66,7 +66,7 @@ async def test_a_new_status_is_shown_without_being_asked_for(
         await wait_text(pilot, app, "#headline", "Contributing")
         await agent.push(state="waiting", reason="The battery is used.", resumes_when="mains power")
         await wait_text(pilot, app, "#headline", "○ Waiting\nThe battery is used.")
-        assert "Until: mains power" in text_of(app, "#headline")
+        assert "Until mains power." in text_of(app, "#headline")
 
 
 async def test_many_statuses_a_second_are_drawn_once(
@@ -255,7 +255,7 @@ async def test_a_table_that_cannot_be_had_does_not_hide_the_rest(
 
 
 async def test_markup_from_a_peer_is_text(agent: FakeAgent, locations: Locations) -> None:
-    agent.status = make_status(reason="[bold]x[/nonsense] [@click=app.bell]y[/]", run_name="[red]")
+    agent.status = make_status(reason="[bold]x[/nonsense] [@click=app.bell]y[/].", run_name="[red]")
     agent.peers = make_peers(1)
     app = make_app(locations)
     async with app.run_test() as pilot:
@@ -398,7 +398,7 @@ async def test_an_agent_that_runs_is_not_started_again(
 
 
 async def test_what_is_not_measured_is_not_yet(agent: FakeAgent, locations: Locations) -> None:
-    agent.stats = make_stats(confirmed_as_of_utc="")
+    agent.stats = make_stats(tokens_confirmed=0, confirmed_as_of_utc="")
     agent.status = make_status(tokens_confirmed=0, held_out_loss=None)
     app = make_app(locations)
     async with app.run_test() as pilot:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from textual.color import Color
 from textual.pilot import Pilot
 
 from tests.fakes.fake_agent import (
@@ -99,8 +100,7 @@ class Photographer:
 
 async def wait_shown(pilot: Pilot[None], app: AllmendeApp, agent: FakeAgent) -> None:
     """Wait until everything that the agent has to say is on the screen."""
-    await wait_text(pilot, app, "#headline", agent.status.reason[:20] if not agent.status.alarm
-                    else agent.status.alarm[:20])  # fmt: skip
+    await wait_text(pilot, app, "#headline", agent.status.reason[:20])
     await wait_until(pilot, lambda: app._feed.snapshot.stats is not None)
     main_screen(app).show(app._feed.snapshot)
     await pilot.pause()
@@ -191,3 +191,44 @@ async def test_the_readme_screenshot_is_what_the_view_shows(
 def _without_ids(svg: str) -> str:
     """Take out the number that textual draws for each picture."""
     return re.sub(r"\bterminal-\d+-", "terminal-", svg)
+
+
+async def test_every_theme_is_legible(locations: Locations) -> None:
+    """Every word on the dashboard stands out from its background (WCAG: 3:1 is large text's)."""
+    app = make_app(locations)
+    async with FakeAgent(locations.control_socket) as agent:
+        healthy(agent)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await wait_shown(pilot, app, agent)
+            for theme in THEMES:
+                app.theme = theme
+                await pilot.pause()
+                faint = [(theme, text, ratio) for text, ratio in _contrasts(app) if ratio < 3.0]
+                assert not faint
+
+
+def _contrasts(app: AllmendeApp) -> list[tuple[str, float]]:
+    """The words of the screen and how their colour contrasts with the background."""
+    segments = [
+        segment
+        for strip in app.screen._compositor.render_strips()
+        for segment in strip
+        if re.search(r"\w", segment.text)
+    ]
+    assert len(segments) > 15
+    contrasts = []
+    for text, style, _ in segments:
+        assert style is not None
+        assert style.color is not None
+        assert style.bgcolor is not None
+        ink, paper = (_luminance(Color.from_rich_color(c)) for c in (style.color, style.bgcolor))
+        contrasts.append((text, (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05)))
+    return contrasts
+
+
+def _luminance(color: Color) -> float:
+    linear = [
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4
+        for part in color.normalized
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

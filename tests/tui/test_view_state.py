@@ -40,7 +40,7 @@ def test_each_state_has_its_words(state: str, title: str, level: str) -> None:
     assert (head.title, head.reason, head.ends, head.level) == (
         title,
         "Because.",
-        "Until: noon",
+        "Until noon.",
         level,
     )
 
@@ -67,19 +67,24 @@ def test_no_agent_says_so_and_how_to_start_it() -> None:
     assert head.ends == "Press s to start it."
 
 
-def test_an_alarm_comes_before_the_reason() -> None:
-    head = view_state.state_headline(make_status(alarm="Two commits contradict each other."))
-    assert (head.reason, head.level) == ("Two commits contradict each other.", "bad")
+def test_with_an_alarm_no_state_looks_good() -> None:
+    head = view_state.state_headline(make_status(alarm="two commits contradict each other"))
+    assert head.reason == "Nobody uses this machine. Alarm: Two commits contradict each other."
+    assert head.level == "bad"
 
 
 def test_control_characters_of_a_reason_are_not_shown() -> None:
     head = view_state.state_headline(make_status(reason="a\x1b[2Jb\u202ec\nd"))
-    assert head.reason == "a [2Jb c d"
+    assert head.reason == "A [2Jb c d."
+
+
+def test_a_state_without_a_reason_is_still_a_sentence() -> None:
+    assert view_state.state_sentence(make_status(reason="")) == "Contributing"
 
 
 def test_the_sentence_has_state_reason_and_end() -> None:
     status = make_status(state="paused", reason="You paused it.", resumes_when="you resume")
-    assert view_state.state_sentence(status) == "Paused: You paused it. Until: you resume"
+    assert view_state.state_sentence(status) == "Paused: You paused it. Until you resume."
     assert view_state.state_sentence(make_status()) == "Contributing: Nobody uses this machine."
 
 
@@ -176,11 +181,24 @@ def test_totals_carry_their_as_of_times() -> None:
 
 def test_totals_without_stats_or_status() -> None:
     assert view_state.total_rows(Snapshot(), NOW, is_brief=False) == ()
-    rows = view_state.total_rows(Snapshot(status=make_status()), NOW, is_brief=False)
-    assert rows[0][1] == f"12.4M tokens, as of {NOT_YET}"
-    assert rows[1][1].endswith(NOT_YET)
+    snapshot = Snapshot(status=make_status(), status_at=NOW)
+    assert view_state.total_rows(snapshot, NOW, is_brief=False) == (
+        ("Done here", "12.4M tokens, as of 14:03:22"),
+        ("Confirmed", "11.9M tokens by the swarm, as of 14:03:22"),
+    )
+    timeless = view_state.total_rows(Snapshot(status=make_status()), NOW, is_brief=True)
+    assert timeless[0] == ("Done here", f"12.4M tokens, {NOT_YET}")
     none = view_state.total_rows(Snapshot(status=BARE), NOW, is_brief=False)
     assert none[1] == ("Confirmed", NOT_YET)
+
+
+def test_the_ledger_counts_while_the_trainer_has_not_spoken() -> None:
+    stats = make_stats(done_as_of_utc="2026-11-30T13:00:00Z")
+    snapshot = Snapshot(status=BARE, status_at=NOW, stats=stats)
+    assert view_state.total_rows(snapshot, NOW, is_brief=True) == (
+        ("Done here", "12.4M tokens, 13:00:00"),
+        ("Confirmed", "11.9M tokens, 13:57:10"),
+    )
 
 
 def test_only_old_values_carry_an_as_of() -> None:

@@ -13,6 +13,12 @@ from textual.widgets import Static
 from tui.view_state import Headline, RoundProgress, Row
 
 _FULL, _EMPTY = "━", "─"
+_COLOURS = {
+    "good": "$text-success",
+    "rest": "$text-warning",
+    "busy": "$text-primary",
+    "bad": "$text-error",
+}
 
 
 class Text(Static):
@@ -66,11 +72,9 @@ class HeadlineBox(Text):
 
     def show(self, head: Headline, now_text: str) -> None:
         """Show `head`, and `now_text` below it."""
-        first = Content.assemble((f"{head.mark} {head.title}", "bold"))
+        first = Content.assemble((f"{head.mark} {head.title}", f"bold {_COLOURS[head.level]}"))
         lines = [first, *(Content(text) for text in (head.reason, head.ends, now_text) if text)]
         self.set_text(Content("\n").join(lines))
-        if not self.has_class(f"-{head.level}"):
-            self.set_classes(f"-{head.level}")
 
 
 class RoundBar(Text):
