@@ -11,7 +11,6 @@ in the snapshot, from which the next start reports it. So nothing is sent twice,
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,14 +44,13 @@ from volunteer.training.data import load_corpus, training_windows
 from volunteer.training.devices import Device, is_out_of_memory, release_cached_memory
 from volunteer.training.diloco import LocalState
 from volunteer.training.inner import NotFiniteError, StepResult, learning_rate
+from volunteer.training.meter import Meter
 from volunteer.training.module_blobs import ModuleBlobs
 from volunteer.training.progress import Progress, carried_ids, unknown_carried
 from volunteer.training.pseudo_gradient import DenseCodec
 from volunteer.training.snapshot import SnapshotStore
 
 STEPPED_EVERY_S = 0.5
-RATE_WINDOW_S = 10.0
-"""Of training time: long enough to be steady, short enough to show a change."""
 MICRO_BATCH_TOKENS = {"cpu": 1024}
 """By kind of device. On CPUs about 0.1 s of the built-in run: a stop is seen soon, and larger
 micro-batches were no faster."""
@@ -117,7 +115,7 @@ class TrainingLoop:
         self._saved_at = now_s()
         self._last_rebase: Rebase | None = None
         self._has_returned = False
-        self._meter = _Meter(now_s())
+        self._meter = Meter(now_s())
         self._micro_batch_sequences = _micro_batch_sequences(self._spec, device)
 
     def run(self) -> None:
@@ -367,37 +365,6 @@ class TrainingLoop:
             self._save()
         except VolunteerError as error:
             _log.warning("the last snapshot stands: %s", error)
-
-
-class _Meter:
-    """Speed over the last RATE_WINDOW_S of training, and the mean loss since the last report."""
-
-    def __init__(self, now_s: float) -> None:
-        self.reported_at = now_s
-        self._steps: deque[tuple[float, int]] = deque()
-        self._losses: list[float] = []
-
-    def add_step(self, duration_s: float, num_tokens: int, loss: float) -> None:
-        self._losses.append(loss)
-        self._steps.append((duration_s, num_tokens))
-        while len(self._steps) > 1 and self._training_s - self._steps[0][0] >= RATE_WINDOW_S:
-            self._steps.popleft()
-
-    @property
-    def _training_s(self) -> float:
-        return sum(duration_s for duration_s, _ in self._steps)
-
-    @property
-    def tokens_per_s(self) -> float:
-        num_tokens = sum(num_tokens for _, num_tokens in self._steps)
-        return num_tokens / self._training_s if self._training_s > 0 else 0.0
-
-    def take_mean_loss(self, now_s: float) -> float:
-        """Return the mean loss of the steps since the last call."""
-        mean = sum(self._losses) / len(self._losses)
-        self._losses.clear()
-        self.reported_at = now_s
-        return mean
 
 
 def _micro_batch_sequences(spec: RunSpec, device: Device) -> int:

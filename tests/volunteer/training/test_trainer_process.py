@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from p2p.blobstore import BlobStore
+from tests.fakes.tiny_disk import mounted_tiny_disk
 from tests.volunteer.training.tiny_run import CPU, tiny_spec
 from volunteer.messages import (
     Contribute,
@@ -141,6 +143,35 @@ class Run:
         snapshots = SnapshotStore(self.run_dir / "modules" / "dense" / "trainer", SPEC, "dense")
         state = snapshots.load(CPU)
         return Progress() if state is None else state.progress
+
+
+def fill(folder: Path) -> Path:
+    """Take all the space that is left; return the file that holds it."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as stream:
+        for piece_bytes in (65536, 4096):
+            with contextlib.suppress(OSError):
+                while True:
+                    stream.write(b"x" * piece_bytes)
+    return filler
+
+
+def test_a_full_disk_ends_it_and_the_last_snapshot_is_good(tmp_path: Path) -> None:
+    with mounted_tiny_disk(tmp_path / "disk", size_kib=1024) as run_dir:
+        run = Run(run_dir)
+        trainer = run.start("--checkpoint-every-s", "0.1")
+        try:
+            trainer.send(run.rebase())
+            trainer.wait_for(SnapshotSaved)
+            filler = fill(run_dir)
+            failed = trainer.wait_for(TrainerFailed)
+            assert trainer.wait_for_end() == 1
+        finally:
+            trainer.close()
+        assert failed.error == "StorageFullError"
+        last = [event for event in trainer.events if isinstance(event, SnapshotSaved)][-1]
+        filler.unlink()
+        assert run.saved().inner_step == last.inner_step > 0
 
 
 @pytest.fixture
@@ -338,7 +369,12 @@ def test_it_outlives_the_thread_that_started_it_and_not_the_process(run: Run) ->
     os.close(read_end)
     assert parent.stdin is not None
     assert parent.stdout is not None
-    with parent.stdin, parent.stdout, os.fdopen(write_end, "wb", buffering=0) as commands:
+    with (
+        parent,
+        os.fdopen(write_end, "wb", buffering=0) as commands,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(parent.kill)
         commands.write(encode_line(run.rebase()))
         while b'"stepped"' not in parent.stdout.readline():
             pass
@@ -349,7 +385,6 @@ def test_it_outlives_the_thread_that_started_it_and_not_the_process(run: Run) ->
         for _ in range(3):  # it goes on
             assert b'"stepped"' in parent.stdout.readline()
         parent.kill()
-        parent.wait()
         rest = [trainer_event_decoder.decode(line) for line in parent.stdout]
     assert isinstance(rest[-1], SnapshotSaved)
     assert run.saved().inner_step == rest[-1].inner_step > 0
