@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import random
+import shutil
 import sqlite3
 import threading
 from collections import Counter
@@ -390,6 +391,20 @@ def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(
     assert "stats damaged" in caplog.text
     assert (tmp_path / "quarantine" / "stats.sqlite").exists()
     ledger.close()
+
+
+def test_the_log_of_a_lost_file_is_not_replayed_into_the_new_one(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "stats.sqlite")
+    contribute(ledger, "a", 5)
+    killed_dir = tmp_path / "killed"
+    (killed_dir / "stats.sqlite").mkdir(parents=True)
+    shutil.copy(tmp_path / "stats.sqlite-wal", killed_dir)
+    ledger.close()
+    ledger = Ledger(killed_dir / "stats.sqlite")
+    assert ledger.balance() == balance()
+    ledger.close()
+    kept = {file.name for file in (killed_dir / "quarantine").iterdir()}
+    assert kept == {"stats.sqlite", "stats.sqlite-wal"}
 
 
 def test_damage_that_shows_while_open_does_not_stop_the_books(tmp_path: Path) -> None:
