@@ -321,6 +321,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the swarm last confirmed a contribution of ours; None: never yet."""
     round_elapsed_s: float = 0.0
     round_s: float = 0.0
+    grace_s: float = 0.0
+    """How long a proposer waits for stragglers, as measured exchanges have it."""
+    failover_s: float = 0.0
+    """How long each next rank waits for the one before it."""
     final_round_index: int = 0
     swarm_tokens_per_s: float = 0.0
     tokens_done: int = 0

@@ -126,16 +126,18 @@ class Demo:
         """Watch for the time given, then until all stand on one state."""
         say(f"{len(homes)} volunteers train for {self._minutes:g} min in {self._folder}")
         end_s = time.monotonic() + 60.0 * self._minutes
-        said = -1
+        said = 0
         while time.monotonic() < end_s:
             await trio.sleep(POLL_S)  # noqa: TID251 - a period
             status = await _status(homes[0])
-            if status.round_index > said and status.held_out_loss is not None:
-                said = status.round_index
-                say(
-                    f"round {said}: held-out loss {status.held_out_loss:.3f} nats/byte, "
-                    f"{status.num_peers} peers, {status.swarm_tokens_per_s:,.0f} tokens/s"
-                )
+            for point in await self._history(homes[0]):
+                if point.round_index > said and point.held_out_loss is not None:
+                    said = point.round_index
+                    say(
+                        f"round {said}: held-out loss {point.held_out_loss:.3f} nats/byte from "
+                        f"{point.num_contributions} contributions, "
+                        f"{status.swarm_tokens_per_s:,.0f} tokens/s"
+                    )
         deadline_s = time.monotonic() + SETTLE_DEADLINE_S
         while True:
             statuses = [await _status(home) for home in homes]
@@ -145,7 +147,8 @@ class Demo:
             await trio.sleep(POLL_S / 5)  # noqa: TID251 - a period
 
     async def _history(self, home: Path) -> list[RoundPoint]:
-        return await ask(_locations(home), "history", list[RoundPoint], {"limit": 1000})
+        points = await ask(_locations(home), "history", list[RoundPoint], {"limit": 1000})
+        return sorted(points, key=lambda point: point.round_index)
 
     def _end_all(self) -> None:
         for process in self._processes:
@@ -177,7 +180,7 @@ def _judge(
         problems.append("the records are of another run")
     return DemoResult(
         rounds_committed=rounds_committed,
-        held_out_loss=[p.held_out_loss for p in sorted(points, key=lambda p: p.round_index)],
+        held_out_loss=[point.held_out_loss for point in points],
         volunteers=statuses,
         state_hashes=state_hashes,
         check=check,

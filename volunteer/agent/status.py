@@ -99,6 +99,8 @@ class StatusSource:
             last_confirmed_s=None if confirmed_at_s is None else now_s() - confirmed_at_s,
             round_elapsed_s=now_s() - machine.applied_at_s if machine.tip else 0.0,
             round_s=self.spec.rounds.round_s,
+            grace_s=machine.timing.grace_s,
+            failover_s=machine.timing.failover_s,
             final_round_index=machine.known.facts[machine.final_id].height,
             swarm_tokens_per_s=view.tokens_per_s + others,
             tokens_done=view.tokens_total,

@@ -6,6 +6,7 @@ Runs in: agent.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from volunteer.messages import (
     Rebased,
     SnapshotSaved,
     Stepped,
+    Stopping,
     StopTrainer,
     TrainerCommand,
     TrainerEvent,
@@ -78,6 +80,7 @@ class TrainerService:
         self._backoff = Backoff()
         self._step_deadline = trio.CancelScope()
         self._has_stepped = False
+        self._stopping_at_s = math.inf
         self.view = TrainerView()
 
     @property
@@ -110,13 +113,20 @@ class TrainerService:
             self._wanted = trio.Event()
         if self._child is None:
             return
+        begun_at_s, self._stopping_at_s = trio.current_time(), math.inf
         self._child.send(StopTrainer())
-        with trio.move_on_after(STOP_DEADLINE_S):
+        with trio.move_on_after(STOP_DEADLINE_S) as deadline:
             await self._ended.wait()
-            return
-        log.warning("trainer did not end within %.0f s: killed", STOP_DEADLINE_S)
-        self._child.kill()
-        await self._ended.wait()
+        if deadline.cancelled_caught:
+            log.warning("trainer did not end within %.0f s: killed", STOP_DEADLINE_S)
+            self._child.kill()
+            await self._ended.wait()
+        log.info(
+            "trainer stopped: last_step_after_s=%.3f gone_after_s=%.3f inner_step=%d",
+            min(self._stopping_at_s, trio.current_time()) - begun_at_s,
+            trio.current_time() - begun_at_s,
+            self.view.inner_step,
+        )
 
     async def run(self) -> None:
         """Keep it running while wanted, for ever."""
@@ -172,6 +182,8 @@ class TrainerService:
                 view.tokens_since_contribution = event.tokens_since_contribution
             case Rebased():
                 self._note_alive()
+            case Stopping():
+                self._stopping_at_s = trio.current_time()
             case TrainerFailed():
                 view.problem = f"{event.message}; {event.hint}" if event.hint else event.message
                 log.error("trainer failed: %s", view.problem)
