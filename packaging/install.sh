@@ -52,10 +52,10 @@ has_packaged_pipx() {
 # Install pipx into a folder of our own: no change to the system's Python, no root.
 make_private_pipx() {
   rm -rf -- "$private_pipx"
-  "$python" -m venv "$private_pipx" || stop "could not make a Python environment in $private_pipx."
+  "$python" -m venv "$private_pipx" || fail "could not make a Python environment in $private_pipx."
   "$private_pipx/bin/pip" install --quiet --disable-pip-version-check "pipx>=$OLDEST_PIPX" || {
     rm -rf -- "$private_pipx"
-    stop "could not download pipx." "Is the network there? pip's own message is above." \
+    fail "could not download pipx." "Is the network there? pip's own message is above." \
       "Run the same command again when it is."
   }
 }
@@ -66,11 +66,19 @@ allmende_venv() {
   [ -d "$venv" ] && printf '%s\n' "$venv"
 }
 
+is_agent_running() {
+  [ -n "$pipx" ] && venv=$(allmende_venv) && "$venv/bin/allmende" status >/dev/null 2>&1
+}
+
+stop_agent() {
+  "$(allmende_venv)/bin/allmende" stop || fail "the agent runs and did not stop; the program stays as it is."
+}
+
 check_disk() {
   needed=$NEEDED_KIB
   if command -v nvidia-smi >/dev/null 2>&1; then needed=$NEEDED_KIB_CUDA; fi
   free=$(df -Pk -- "$HOME" | awk 'NR == 2 { print $4 }')
-  [ "$free" -ge "$needed" ] || stop "needs $((needed / 1048576)) GiB free in $HOME;" \
+  [ "$free" -ge "$needed" ] || fail "needs $((needed / 1048576)) GiB free in $HOME;" \
     "there are $((free / 1048576)) GiB. Free some space and run the same command again."
 }
 
@@ -84,6 +92,7 @@ say_plan() {
     system) echo "  - install your system's pipx" ;;
     private) echo "  - put pipx into $private_pipx" ;;
   esac
+  if is_agent_running; then echo "  - stop the agent that runs (it saves its work)"; fi
   echo "  - build and install the program from $checkout"
   echo "    (with PyTorch: 1 GiB on disk; about 6 GiB where PyTorch brings its CUDA libraries)"
   echo "  - add the folder of the command 'allmende' to your PATH, if it isn't there"
@@ -97,29 +106,34 @@ confirm() {
   read -r answer || answer=n
   case $answer in
     '' | [Yy]*) ;;
-    *) stop "nothing was changed." ;;
+    *) fail "nothing was changed." ;;
   esac
 }
 
-# After an upgrade of the system's Python the old environment cannot run, and pip in it neither.
-remove_broken_venv() {
-  if venv=$(allmende_venv) && ! "$venv/bin/python" -c pass 2>/dev/null; then
-    echo "The installed program's Python is gone; installing it anew."
+# Print which Python a python file is ("3.11.7 /usr"), or status 1 if it does not run.
+base_of() {
+  "$1" -c 'import sys; print(sys.version.split()[0], sys.base_prefix)' 2>/dev/null
+}
+
+# An environment whose Python was upgraded or removed is made anew: pip in it would run no more.
+remove_stale_venv() {
+  if venv=$(allmende_venv) && [ "$(base_of "$venv/bin/python")" != "$(base_of "$python")" ]; then
+    echo "The installed program used another Python; installing it anew."
     "$pipx" uninstall allmende >/dev/null || rm -rf -- "$venv"
   fi
 }
 
 install_program() {
-  remove_broken_venv
+  if is_agent_running; then stop_agent; fi
+  remove_stale_venv
   bin_dir=$("$pipx" environment --value PIPX_BIN_DIR)
-  # An installed program keeps its Python: pipx takes either --force or --python.
-  if allmende_venv >/dev/null; then set -- --force; else set -- --python "$python"; fi
-  # With bin_dir on PATH pipx does not advise what check_path does.
-  (cd / && PATH="$bin_dir:$PATH" "$pipx" install "$@" "$checkout") || stop \
+  # By the environment, since pipx takes no --python together with --force. With bin_dir on PATH it
+  # does not advise what check_path does.
+  (cd / && PIPX_DEFAULT_PYTHON=$python PATH="$bin_dir:$PATH" "$pipx" install --force "$checkout") || fail \
     "the program could not be installed; the message above says why." \
     "Most often the network or the disk's space is missing. What was downloaded is kept:" \
     "run the same command again."
-  "$bin_dir/allmende" --help >/dev/null || stop "the program is installed but does not start:" \
+  "$bin_dir/allmende" --help >/dev/null || fail "the program is installed but does not start:" \
     "  $bin_dir/allmende --help" "shows why."
 }
 
@@ -157,9 +171,7 @@ uninstall() {
     return 0
   }
   if venv=$(allmende_venv); then
-    if "$venv/bin/allmende" status >/dev/null 2>&1; then
-      "$venv/bin/allmende" stop || stop "allmende is running and did not stop; nothing was removed."
-    fi
+    if is_agent_running; then stop_agent; fi
     data=$("$venv/bin/python" -c 'import os
 from volunteer.locations import Locations
 places = Locations.from_environment(os.environ)
@@ -172,7 +184,9 @@ print(places.data_dir, places.config_file, places.log_dir, sep="\n")' 2>/dev/nul
   if [ "$pipx" = "$private_pipx/bin/pipx" ]; then remove_private_pipx; fi
   if [ -n "$data" ]; then
     echo "Kept, since it is yours (identity, statistics, checkpoints, settings, logs); delete it to be rid of it:"
-    printf '%s\n' "$data" | sed 's/^/  /'
+    printf '%s\n' "$data" | while read -r place; do
+      if [ -e "$place" ]; then echo "  $place"; fi
+    done
   fi
   echo "Kept: the system's packages, and the line that pipx wrote to your shell's profile (ensurepath)."
 }
@@ -198,7 +212,7 @@ for argument in "$@"; do
   esac
 done
 
-[ -n "${HOME:-}" ] || stop "HOME is not set; it names the folder to install into."
+[ -n "${HOME:-}" ] || fail "HOME is not set; it names the folder to install into."
 # uv, if pipx finds it, ignores pip's settings (index, proxy, local wheels); the user may still ask for it.
 export PIPX_DEFAULT_BACKEND="${PIPX_DEFAULT_BACKEND:-pip}"
 private_pipx=${XDG_DATA_HOME:-$HOME/.local/share}/allmende-installer
@@ -208,7 +222,7 @@ if [ "$action" = uninstall ]; then
   exit 0
 fi
 
-python=$(find_python) || stop_without_python
+python=$(find_python) || fail_without_python
 packages=$(missing_packages "$python" | tr '\n' ' ')
 pipx=$(find_pipx) || pipx=
 pipx_plan=private
@@ -223,7 +237,7 @@ case $pipx_plan in
   system) install_packages pipx ;;
   private) make_private_pipx ;;
 esac
-pipx=$(find_pipx) || stop "pipx is installed but does not run; the message of 'pipx --version' says why."
+pipx=$(find_pipx) || fail "pipx is installed but does not run; the message of 'pipx --version' says why."
 install_program
 check_path
 finish

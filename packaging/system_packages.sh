@@ -2,7 +2,7 @@
 # fastecdsa is built with. Sourced by install.sh and test.sh; runs nothing by itself. POSIX sh.
 
 # Print a message on stderr and stop. Arguments: the lines.
-stop() {
+fail() {
   printf '\n' >&2
   printf 'allmende: %s\n' "$@" >&2
   exit 1
@@ -22,9 +22,9 @@ find_python() {
 }
 
 # Stop with what to do when there is no usable Python.
-stop_without_python() {
+fail_without_python() {
   found=$(python3 --version 2>/dev/null) || found="no Python at all"
-  stop "needs Python 3.11, 3.12 or 3.13; found $found." \
+  fail "needs Python 3.11, 3.12 or 3.13; found $found." \
     "Debian 12+, Ubuntu 24.04+: sudo apt-get install python3 python3-venv" \
     "macOS: brew install python@3.13     others: python.org or your package manager"
 }
@@ -63,13 +63,13 @@ root_command() {
 
 # Install the Debian packages given as arguments, or stop and say what to do.
 install_packages() {
-  [ "$(uname -s)" != Darwin ] || stop "install this first:  brew install $*" \
+  [ "$(uname -s)" != Darwin ] || fail "install this first:  brew install $*" \
     "and let the compiler find it:" '  export CPATH="$(brew --prefix)/include" LIBRARY_PATH="$(brew --prefix)/lib"' \
     "then run the same command again."
-  command -v apt-get >/dev/null 2>&1 || stop "this system has no apt-get; install these yourself:" \
+  command -v apt-get >/dev/null 2>&1 || fail "this system has no apt-get; install these yourself:" \
     "  $*" "(Fedora: gcc python3-devel gmp-devel; Arch: gcc gmp; openSUSE: gcc python3-devel gmp-devel)" \
     "then run the same command again."
-  as_root=$(root_command) || stop "root is needed to install $*," \
+  as_root=$(root_command) || fail "root is needed to install $*," \
     "and there is no sudo that works here without a password prompt. As root, run:" \
     "  apt-get update && apt-get install -y $*" "then run the same command again."
   # shellcheck disable=SC2086  # as_root is zero, one or two words on purpose
@@ -77,6 +77,6 @@ install_packages() {
     echo "allmende: the package lists could not be refreshed; trying with the old ones" >&2
   # shellcheck disable=SC2086
   $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" ||
-    stop "apt-get could not install $*." "Is the network there? Its own message is above." \
+    fail "apt-get could not install $*." "Is the network there? Its own message is above." \
       "Nothing else was changed; run the same command again."
 }

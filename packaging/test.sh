@@ -23,7 +23,7 @@ for argument in "$@"; do
   esac
 done
 
-python=$(find_python) || stop_without_python
+python=$(find_python) || fail_without_python
 packages=$(missing_packages "$python" | tr '\n' ' ')
 if [ "$(uname -s)" = Linux ]; then
   command -v git >/dev/null || packages="$packages git"      # the documents' tests ask what is committed
@@ -40,7 +40,7 @@ runner=.nox/runner
 if ! "$runner/bin/nox" --version >/dev/null 2>&1; then
   "$python" -m venv --clear "$runner"
   "$runner/bin/pip" install --quiet --disable-pip-version-check 'nox>=2025.5' ||
-    stop "could not download nox. Is the network there? pip's own message is above."
+    fail "could not download nox. Is the network there? pip's own message is above."
 fi
 # shellcheck disable=SC2086  # words on purpose
 exec "$runner/bin/nox" $sessions $pytest_arguments

@@ -19,23 +19,43 @@ import pytest
 
 import volunteer
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 INSTALL = ROOT / "packaging" / "install.sh"
-TOOLS = ("sh", "dirname", "uname", "awk", "df", "tr", "sed", "cat", "rm", "sort", "env", "mkdir")
+TOOLS = (
+    "sh",
+    "dirname",
+    "uname",
+    "awk",
+    "df",
+    "tr",
+    "sed",
+    "cat",
+    "rm",
+    "sort",
+    "env",
+    "mkdir",
+    "cp",
+)
 PIPX = """
 case "$*" in
   --version) echo 1.18.4 ;;
   "environment --value PIPX_BIN_DIR") echo "$HOME/.local/bin" ;;
   "environment --value PIPX_LOCAL_VENVS") echo "$HOME/venvs" ;;
   install*)
+    echo "with $PIPX_DEFAULT_PYTHON" >>"$CALLS"
     mkdir -p "$HOME/.local/bin" "$HOME/venvs/allmende/bin"
-    for tool in "$HOME/.local/bin/allmende" "$HOME/venvs/allmende/bin/allmende"; do
-      printf '#!/bin/sh\\necho "allmende $*" >>"$CALLS"\\necho "started [$*]"\\n' >"$tool"
-      /bin/chmod +x "$tool"
-    done
-    printf '#!/bin/sh\\n' >"$HOME/venvs/allmende/bin/python"
-    /bin/chmod +x "$HOME/venvs/allmende/bin/python" ;;
+    cp "$STUBS/allmende-program" "$HOME/.local/bin/allmende"
+    cp "$STUBS/allmende-program" "$HOME/venvs/allmende/bin/allmende"
+    cp "$STUBS/python3" "$HOME/venvs/allmende/bin/python" ;;
   "uninstall allmende") rm -r "$HOME/venvs/allmende" "$HOME/.local/bin/allmende" ;;
+esac
+"""
+PROGRAM = """
+case "$*" in
+  status) [ -e "$HOME/agent" ] || exit 3 ;;
+  stop) rm "$HOME/agent" ;;
+  "") echo "the dashboard" ;;
 esac
 """
 
@@ -58,6 +78,7 @@ class Machine:
         self.add("gcc", "cat >/dev/null")  # accepts any source: every header is there
         self.add("id", "echo 1000", is_recorded=False)
         self.add("pipx", PIPX)
+        self.add("allmende-program", PROGRAM)
 
     def add(self, name: str, script: str, *, is_recorded: bool = True) -> None:
         """Put a stub on the PATH."""
@@ -74,12 +95,17 @@ class Machine:
     @property
     def environment(self) -> dict[str, str]:
         """What the installer sees."""
-        return {"PATH": self.path, "HOME": str(self.home), "CALLS": str(self.calls_file)}
+        return {
+            "PATH": self.path,
+            "HOME": str(self.home),
+            "CALLS": str(self.calls_file),
+            "STUBS": str(self.bin),
+        }
 
     @property
     def calls(self) -> list[str]:
         """The stubs' calls so far, but for questions about versions and places."""
-        asked = ("--version", "environment", "-fsyntax-only")
+        asked = ("--version", "environment", "-fsyntax-only", "program status")
         lines = self.calls_file.read_text().splitlines()
         return [line for line in lines if not any(word in line for word in asked)]
 
@@ -142,14 +168,13 @@ def test_scripts_parse(shell: str, script: str) -> None:
 def test_installs_with_the_pipx_that_is_there_and_asks_nothing(machine: Machine) -> None:
     done = machine.install()
     assert done.returncode == 0, done.stderr
-    python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-    (call,) = [line for line in machine.calls if line.startswith("pipx install")]
-    assert call.startswith("pipx install --python ")
-    assert os.path.realpath(call.split(" ")[3]) == python
-    assert call.endswith(f" {ROOT}")
-    assert "allmende --help" in machine.calls
+    python = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    install, python_used, *_ = machine.calls
+    assert install == f"pipx install --force {ROOT}"
+    assert Path(python_used.removeprefix("with ")).resolve() == python
+    assert "allmende-program --help" in machine.calls
     assert "Go on?" not in done.stdout
-    assert "started []" not in done.stdout
+    assert "the dashboard\n" not in done.stdout
     assert "allmende start" in done.stdout
     assert f'export PATH="{machine.home}/.local/bin:$PATH"' in done.stdout
 
@@ -160,27 +185,45 @@ def test_says_what_it_will_do_and_how_to_undo_it_before_it_does(machine: Machine
     assert output.index("This will") < output.index(undo) < output.index("Done.")
 
 
-def test_second_run_replaces_the_program(machine: Machine) -> None:
-    assert machine.install().returncode == 0
-    assert machine.install().returncode == 0
-    assert [c for c in machine.calls if c.startswith("pipx install")][1] == (
-        f"pipx install --force {ROOT}"
-    )
-
-
-def test_program_whose_python_is_gone_is_installed_anew(machine: Machine) -> None:
+def test_second_run_stops_the_agent_and_replaces_the_program(machine: Machine) -> None:
     machine.install()
-    (machine.home / "venvs/allmende/bin/python").unlink()
+    (machine.home / "agent").touch()
+    machine.calls_file.write_text("")
+    done = machine.install()
+    assert done.returncode == 0, done.stderr
+    assert "stop the agent that runs" in done.stdout
+    assert machine.calls[:2] == ["allmende-program stop", f"pipx install --force {ROOT}"]
+
+
+def test_agent_that_does_not_stop_keeps_its_program(machine: Machine) -> None:
+    machine.add("allmende-program", PROGRAM.replace('rm "$HOME/agent"', "exit 1"))
+    machine.install()
+    (machine.home / "agent").touch()
+    machine.calls_file.write_text("")
+    assert machine.install().returncode == 1
+    assert machine.install("--uninstall").returncode == 1
+    assert machine.calls == ["allmende-program stop"] * 2
+
+
+@pytest.mark.parametrize("script", [None, "echo 3.11.1 /another"])
+def test_program_whose_python_is_another_is_installed_anew(
+    machine: Machine, script: str | None
+) -> None:
+    machine.install()
+    python = machine.home / "venvs/allmende/bin/python"
+    python.unlink()
+    if script:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
     assert machine.install().returncode == 0
     last_two = [c for c in machine.calls if "install" in c][-2:]
-    assert last_two[0] == "pipx uninstall allmende"
-    assert last_two[1].startswith("pipx install --python ")
+    assert last_two == ["pipx uninstall allmende", f"pipx install --force {ROOT}"]
 
 
 def test_at_a_terminal_it_asks_once_and_starts_the_program(machine: Machine) -> None:
     screen = machine.install_at_terminal(b"\n")
     assert screen.count("Go on?") == 1
-    assert screen.rstrip().endswith("started []")
+    assert screen.rstrip().endswith("the dashboard")
 
 
 def test_at_a_terminal_no_changes_nothing(machine: Machine) -> None:
@@ -193,7 +236,7 @@ def test_at_a_terminal_no_changes_nothing(machine: Machine) -> None:
 def test_yes_and_no_start_are_obeyed_at_a_terminal(machine: Machine) -> None:
     screen = machine.install_at_terminal(b"", "--yes", "--no-start")
     assert "Go on?" not in screen
-    assert "started []" not in screen
+    assert "the dashboard\r\n" not in screen
     assert "Done." in screen
 
 
@@ -289,9 +332,10 @@ def test_unknown_flag_is_refused(machine: Machine) -> None:
 
 def test_uninstall_stops_the_agent_first_and_is_repeatable(machine: Machine) -> None:
     machine.install()
+    (machine.home / "agent").touch()
     done = machine.install("--uninstall")
     assert done.returncode == 0, done.stderr
-    assert machine.calls[-2:] == ["allmende stop", "pipx uninstall allmende"]
+    assert machine.calls[-2:] == ["allmende-program stop", "pipx uninstall allmende"]
     assert not (machine.home / ".local/bin/allmende").exists()
     again = machine.install("--uninstall")
     assert again.returncode == 0
