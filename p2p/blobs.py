@@ -6,7 +6,8 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import trio
@@ -43,13 +44,26 @@ from p2p.swarm_types import Tally
 BLOB_PROTOCOL: Final = "/allmende/blob/1"
 IDLE_DEADLINE_S: Final = 60.0  # a client that asks for nothing
 WRITE_DEADLINE_S: Final = 120.0  # one chunk: 9 KB/s
-MAX_SERVED_AT_ONCE: Final = 8  # chunks in memory
-STALL_S: Final = 15.0  # a client waits so long for the next byte
+MAX_SERVED_AT_ONCE: Final = 16  # chunks in memory
+MAX_SERVED_PER_PEER: Final = 2  # so that a few slow readers cannot take all of them
+BUSY_AFTER_S: Final = 5.0  # a request that waits so long for its turn is told to come back
+STALL_S: Final = 20.0  # a client waits so long for the next byte
 
 
 def max_manifest_bytes(max_bytes: int) -> int:
     """Give the length of the manifest of a blob of `max_bytes`."""
     return 8 + HASH_BYTES * num_chunks_of(max_bytes)
+
+
+_BUSY: Final = encode_refusal(Status.BUSY, "too many ask at once; come back")
+
+
+class _PeerSlots:
+    """The answers that one peer is being given."""
+
+    def __init__(self) -> None:
+        self.slots = trio.Semaphore(MAX_SERVED_PER_PEER)
+        self.num_users = 0
 
 
 class BlobServer:
@@ -60,7 +74,8 @@ class BlobServer:
         self._store: BlobStore | None = None
         self._may_serve: Callable[[str], bool] = lambda _blob_id: False
         self._purpose_of: Callable[[str], str] = lambda _blob_id: "blob"
-        self._slots = trio.CapacityLimiter(MAX_SERVED_AT_ONCE)
+        self._slots = trio.Semaphore(MAX_SERVED_AT_ONCE)
+        self._peers: dict[str, _PeerSlots] = {}
         self._disk = trio.CapacityLimiter(2)
 
     def serve(
@@ -92,19 +107,45 @@ class BlobServer:
             except FramingError:
                 self._tally.refused_requests += 1
                 raise
-            async with self._slots:
-                await self._answer(request, stream)
+            await self._answer(request, stream)
 
     async def _answer(self, request: BlobRequest, stream: PeerStream) -> None:
+        async with self._turn(stream.peer_id) as is_ours:
+            answer = await self._encode_answer(request) if is_ours else _BUSY
+            with trio.fail_after(WRITE_DEADLINE_S):
+                await stream.write(answer)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, peer_id: str) -> AsyncIterator[bool]:
+        """Wait for a slot; gives False where none became free in time."""
+        of_peer = self._peers.setdefault(peer_id, _PeerSlots())
+        of_peer.num_users += 1
+        try:
+            with trio.move_on_after(BUSY_AFTER_S) as scope:
+                await of_peer.slots.acquire()
+                try:
+                    await self._slots.acquire()
+                except trio.Cancelled:
+                    of_peer.slots.release()
+                    raise
+            try:
+                yield not scope.cancelled_caught
+            finally:
+                if not scope.cancelled_caught:
+                    self._slots.release()
+                    of_peer.slots.release()
+        finally:
+            of_peer.num_users -= 1
+            if not of_peer.num_users:
+                del self._peers[peer_id]
+
+    async def _encode_answer(self, request: BlobRequest) -> bytes:
         payload = await self._payload_of(request)
         if payload is None:
             self._tally.refused_requests += 1
-            answer = encode_refusal(Status.REFUSED, "that blob is not served here")
-        else:
-            self._tally.sent[self._purpose_of(request.blob_id)] += len(payload)
-            answer = bytes([Status.OK]) + encode_frame(payload)
-        with trio.fail_after(WRITE_DEADLINE_S):
-            await stream.write(answer)
+            return encode_refusal(Status.REFUSED, "that blob is not served here")
+        self._tally.sent[self._purpose_of(request.blob_id)] += len(payload)
+        return bytes([Status.OK]) + encode_frame(payload)
 
     async def _payload_of(self, request: BlobRequest) -> bytes | None:
         store = self._store

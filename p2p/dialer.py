@@ -102,10 +102,10 @@ class Dialer:
             host = self._get_host()
             if host is None:
                 raise PeerUnreachableError("the network layer is being started again")
-            if host.is_connected(peer_id):
-                return host
             if self._is_banned(peer_id):
                 raise PeerUnreachableError(f"peer {peer_id} is banned")
+            if host.is_connected(peer_id):
+                return host
             ongoing = self._ongoing.get(peer_id)
             if ongoing is None:
                 break

@@ -57,7 +57,7 @@ class Gossip:
         """Subscribe to every topic on a new host, with tasks in `nursery`, which ends with it."""
         self._host, self._nursery = host, nursery
         nursery.start_soon(self._send_queued, host)
-        for name in self._topics:
+        for name in tuple(self._topics):
             await self._subscribe_on(host, nursery, name)
 
     def detach(self) -> None:

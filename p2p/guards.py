@@ -34,7 +34,7 @@ from typing import Any, Final
 
 import libp2p
 import trio
-from libp2p.abc import IHost, IMuxedConn, IMuxedStream, INetStream
+from libp2p.abc import IHost, IMuxedConn, IMuxedStream, INetConn, INetStream
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError, IOException
 from libp2p.io.trio import TrioTCPStream
@@ -42,6 +42,7 @@ from libp2p.network import swarm as swarm_module
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.exceptions import RawConnError
 from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.pubsub import gossipsub as gossipsub_module
 from libp2p.pubsub import pubsub as pubsub_module
@@ -71,6 +72,7 @@ GOSSIP_PER_FORWARDER_S: Final = 20.0  # the whole swarm should send about one me
 GOSSIP_BURST: Final = 100.0
 
 _HEADER: Final = struct.Struct(yamux.YAMUX_HEADER_FORMAT)
+_DEFERRED_FLAGS: Final = yamux.FLAG_ACK | yamux.FLAG_RST | yamux.FLAG_FIN
 _log = logging.getLogger("p2p.guards")
 
 
@@ -151,6 +153,11 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
                 self._cached_remote_address = (str(host), int(port))
         return self._cached_remote_address
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the socket has not been closed on our side."""
+        return bool(self.stream.socket.fileno() >= 0)
+
     def abort(self) -> None:
         """Close the socket at once; whoever reads or writes it wakes up. Nothing is awaited."""
         self.stream.socket.close()
@@ -168,8 +175,12 @@ def tcp_stream_of(muxed_conn: IMuxedConn) -> GuardedTcpStream:
 class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
     """A multiplexer that notices dead peers and can be neither cut, locked nor flooded."""
 
-    _num_deferred = 0
     _ping_id: int
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._deferred: list[bytes] = []
+        self._is_writing_deferred = False
 
     async def start(self) -> None:
         """Run the connection until it ends; whatever ends it, its resources are given back."""
@@ -181,8 +192,7 @@ class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
     async def _measure_rtt_loop(self) -> None:
         """Drop the connection of a peer that answers no ping. Fault 6.
 
-        Invariant: a peer from which bytes arrive is alive, however long its answer queues behind
-            them.
+        Invariant: a peer from which bytes arrive is alive, however long its answer queues behind them.
         """
         while not self.event_shutting_down.is_set():
             if not await self._is_alive(self.swarm.ping_timeout_s):
@@ -196,10 +206,8 @@ class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
         answered = self._ping_event = trio.Event()
         self._ping_id = (self._ping_id + 1) & 0xFFFFFFFF
         self._ping_sent_time = heard_at = trio.current_time()
-        # In a task of its own: a write is never cancelled half-way, and may not return from a
-        # frozen peer.
-        ping = _HEADER.pack(0, yamux.TYPE_PING, yamux.FLAG_SYN, 0, self._ping_id)
-        self._defer(ping)
+        # Deferred: a write is never cancelled half-way, and may not return from a frozen peer.
+        self._defer(_HEADER.pack(0, yamux.TYPE_PING, yamux.FLAG_SYN, 0, self._ping_id))
         while True:
             with trio.move_on_after(timeout_s):
                 await answered.wait()
@@ -213,40 +221,44 @@ class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
     async def _write_frame(self, data: bytes) -> None:
         """Write a whole frame or end the connection.
 
-        New: a cancelled write (a request's deadline) would leave half a frame in the stream that
-            all share.
-        New: the reader answers SYN and PING itself; were it to wait for a writer that waits for a
-            peer that
-        does the same, nobody would read again. Answers and resets are therefore written by a task
-        of their own.
+        New: a cancelled write (a request's deadline) would leave half a frame in the stream that all
+        share. New: the reader answers SYN and PING itself; were it to wait for a writer that waits for a
+        peer that does the same, nobody would read again. Frames that carry no data (answers, resets,
+        ends of streams) are therefore written by a task of their own, in order.
         """
-        if self._is_answer(data) and self._num_deferred < MAX_DEFERRED_FRAMES:
-            if not self.event_shutting_down.is_set():
-                self._defer(data)
+        if self._may_defer(data):
+            self._defer(data)
             return
         await self._write_now(data)
         await trio.lowlevel.checkpoint()
 
-    def _is_answer(self, data: bytes) -> bool:
-        if len(data) != _HEADER.size or self._nursery is None:
+    def _may_defer(self, data: bytes) -> bool:
+        is_full = len(self._deferred) >= MAX_DEFERRED_FRAMES
+        if len(data) != _HEADER.size or self._nursery is None or is_full:
             return False
         _, kind, flags, _, _ = _HEADER.unpack(data)
         if kind == yamux.TYPE_PING:
             return bool(flags & yamux.FLAG_ACK)
-        return kind == yamux.TYPE_WINDOW_UPDATE and bool(flags & (yamux.FLAG_ACK | yamux.FLAG_RST))
+        return kind == yamux.TYPE_WINDOW_UPDATE and bool(flags & _DEFERRED_FLAGS)
 
     def _defer(self, data: bytes) -> None:
-        self._num_deferred += 1
-        self._nursery.start_soon(self._write_deferred, data)
+        if self.event_shutting_down.is_set():
+            return
+        self._deferred.append(data)
+        if not self._is_writing_deferred:
+            self._is_writing_deferred = True
+            self._nursery.start_soon(self._write_deferred)
 
-    async def _write_deferred(self, data: bytes) -> None:
+    async def _write_deferred(self) -> None:
         try:
-            with contextlib.suppress(
-                IOException, RawConnError
-            ):  # the reader sees the same and cleans up
-                await self._write_now(data)
+            # The reader sees the same errors and cleans up.
+            with contextlib.suppress(IOException, RawConnError):
+                while self._deferred:
+                    frames = b"".join(self._deferred)
+                    self._deferred.clear()
+                    await self._write_now(frames)
         finally:
-            self._num_deferred -= 1
+            self._is_writing_deferred = False
 
     async def _write_now(self, data: bytes) -> None:
         async with self._write_lock:
@@ -296,8 +308,9 @@ class GuardedSwarm(swarm_module.Swarm):  # type: ignore[misc] # libp2p is untype
     ping_every_s = 5.0
     ping_timeout_s = 10.0
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, is_banned: Callable[[str], bool], **options: Any) -> None:
         super().__init__(*args, **options)
+        self.is_banned = is_banned
         self.auto_connector.maybe_connect = self._connect_nobody
 
     @staticmethod
@@ -306,6 +319,13 @@ class GuardedSwarm(swarm_module.Swarm):  # type: ignore[misc] # libp2p is untype
 
     def _schedule_auto_connect(self) -> None:
         """Do nothing: p2p.dialer decides whom to dial."""
+
+    async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> INetConn:
+        """Take a connection whose other end has proven who it is, unless that is a banned peer."""
+        if self.is_banned(str(muxed_conn.peer_id)):
+            tcp_stream_of(muxed_conn).abort()
+            raise SwarmException(f"peer {muxed_conn.peer_id} is banned")
+        return await super().add_conn(muxed_conn, direction)
 
     async def _do_handle_inbound_connection(
         self, stream: ReadWriteCloser, maddr: Multiaddr, _failure_event: object

@@ -119,7 +119,6 @@ class Host:
         self._tally = tally
         self._known: set[str] = set()
         self._opened_at: dict[int, float] = {}
-        self._drained = trio.Event()
         network.register_notifee(_ConnectionNotifee(self))
 
     # -- connections
@@ -140,7 +139,7 @@ class Host:
         """List the connected peers, one entry each."""
         views = []
         for peer, conns in self._network.connections.items():
-            usable = [conn for conn in conns if not conn.is_closed]
+            usable = [conn for conn in conns if _is_usable(conn)]
             if usable:
                 views.append(self._view(str(peer), self._network._best_connection(usable)))
         return tuple(views)
@@ -191,21 +190,16 @@ class Host:
 
     def _connections_to(self, peer_id: str) -> list[INetConn]:
         conns = self._network.connections.get(ID.from_base58(peer_id), ())
-        return [conn for conn in conns if not conn.is_closed]
+        return [conn for conn in conns if _is_usable(conn)]
 
     def _on_connected(self, conn: INetConn) -> None:
         peer_id = str(conn.muxed_conn.peer_id)
         self._opened_at[id(conn)] = trio.current_time()
-        if self._events.is_banned(peer_id):
-            tcp_stream_of(conn.muxed_conn).abort()
-            return
         if peer_id not in self._known:
             self._known.add(peer_id)
             self._events.peer_connected(peer_id)
 
     def _on_disconnected(self, conn: INetConn) -> None:
-        if not self._network.get_connections():
-            self._drained.set()
         peer = conn.muxed_conn.peer_id
         socket = tcp_stream_of(conn.muxed_conn)
         if self._opened_at.pop(id(conn), None) is None:
@@ -298,14 +292,21 @@ class Host:
             raise RequestRefusedError(f"peer {stream.peer_id} does not speak {protocol}") from error
         net_stream.set_protocol(TProtocol(protocol))
 
-    async def close_connections(self) -> None:
-        """Close the sockets, so that no shielded write holds up the end of the host."""
-        self._drained = trio.Event()
+    async def close(self) -> None:
+        """Close every socket; libp2p, being cancelled, would leave the listening ones open.
+
+        Connections go first, so that no shielded write holds up the end of the host.
+        """
         for conn in self._network.get_connections():
             tcp_stream_of(conn.muxed_conn).abort()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_S):
-            if self._network.get_connections():
-                await self._drained.wait()
+            for listener in tuple(self._network.listeners.values()):
+                await listener.close()
+        self.pubsub.seen_messages.stop()  # a thread, which stock code never ends
+
+
+def _is_usable(conn: INetConn) -> bool:
+    return not conn.is_closed and tcp_stream_of(conn.muxed_conn).is_open
 
 
 def _root_cause(error: BaseException) -> str:
@@ -314,7 +315,7 @@ def _root_cause(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _new_network(identity: Identity, config: SwarmConfig) -> GuardedSwarm:
+def _new_network(identity: Identity, config: SwarmConfig, events: HostEvents) -> GuardedSwarm:
     key_pair = create_new_key_pair(identity._private_seed)
     peer_store = PeerStore()
     peer_store.add_key_pair(ID.from_pubkey(key_pair.public_key), key_pair)
@@ -325,6 +326,7 @@ def _new_network(identity: Identity, config: SwarmConfig) -> GuardedSwarm:
         # Fault 5: noise alone. The default also speaks plaintext, in which anybody is anybody.
         TransportUpgrader({NOISE_PROTOCOL: noise}, {TProtocol(YAMUX_PROTOCOL): GuardedYamux}),
         transports=[TCP()],
+        is_banned=events.is_banned,
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(
             max_connections=config.max_connections,
@@ -364,7 +366,7 @@ async def open_host(
         UnsupportedLibp2pError: The installed libp2p is not the guarded one.
     """
     install()
-    network = _new_network(identity, config)
+    network = _new_network(identity, config, events)
     libp2p_host = BasicHost(network, default_protocols=OrderedDict({PING_PROTOCOL: handle_ping}))
     # No identify: it tells strangers our addresses and stores theirs, and runs in trio's system
     # nursery, where an exception ends the program.
@@ -397,7 +399,7 @@ async def open_host(
             try:
                 yield host
             finally:
-                await host.close_connections()
+                await host.close()
 
 
 async def _listen(network: GuardedSwarm, listen: Sequence[Address]) -> None:

@@ -21,6 +21,8 @@ BROKEN: Final = (
     trio.ClosedResourceError,
     OSError,
     KeyError,
+    ValueError,  # a peer's text that is no UTF-8, in negotiation
+    RuntimeError,
 )
 
 
@@ -46,7 +48,7 @@ class PeerStream:
         try:
             data: bytes = await self._stream.read(num_bytes)
         except StreamEOF as error:
-            # libp2p calls the end of a stream that was reset, or whose connection broke, clean as well.
+            # libp2p calls the end of a reset stream, or of a broken connection, clean as well.
             if self.is_connection_up and not self._stream.muxed_stream.reset_received:
                 return b""
             raise self.broken() from error
@@ -77,8 +79,8 @@ class PeerStream:
         return PeerUnreachableError(f"the connection to peer {self.peer_id} broke")
 
     async def close(self) -> None:
-        """Say that nothing more will be written. Shielded; the connection's deadlines bound it."""
-        with trio.CancelScope(shield=True), contextlib.suppress(*BROKEN):
+        """Say that nothing more will be written."""
+        with contextlib.suppress(*BROKEN):
             await self._stream.close()
 
     async def reset(self) -> None:
