@@ -73,3 +73,11 @@ class BlobCorruptError(P2PError):
 
 class BlobStoreFullError(P2PError):
     """There is no room for the blob on the disk."""
+
+
+def first_own_error(error: BaseException | None) -> BaseException:
+    """Find the P2PError among what the nested nurseries wrapped."""
+    if isinstance(error, BaseExceptionGroup):
+        found = [first_own_error(inner) for inner in error.exceptions]
+        return next((one for one in found if isinstance(one, P2PError)), error)
+    return error or RuntimeError("the host ended without an error")

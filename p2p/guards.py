@@ -37,7 +37,6 @@ import trio
 from libp2p.abc import IHost, IMuxedConn, IMuxedStream, INetConn, INetStream
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError, IOException
-from libp2p.io.trio import TrioTCPStream
 from libp2p.network import swarm as swarm_module
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.exceptions import RawConnError
@@ -57,6 +56,7 @@ from multiaddr import Multiaddr
 
 from p2p.contain import contain
 from p2p.errors import UnsupportedLibp2pError
+from p2p.tcp_stream import GuardedTcpStream, tcp_stream_of
 
 GUARDED_VERSION: Final = "0.8.1"
 MAX_UNREAD_BYTES: Final = 16 << 20  # of one connection; four blob chunks in flight are 4 MiB
@@ -64,7 +64,6 @@ MAX_INBOUND_STREAMS: Final = 64  # handled at a time on one connection
 MAX_OPEN_STREAMS: Final = 1024  # on one connection, half-closed ones included
 MAX_DEFERRED_FRAMES: Final = 256  # 12 bytes each
 WRITE_DEADLINE_S: Final = 30.0  # for one frame of 64 KiB: 2 KB/s
-SOCKET_READ_BYTES: Final = 128 << 10
 MAX_TOPIC_CHARS: Final = 128
 MAX_SUBSCRIPTIONS_PER_PEER: Final = 64
 SUBSCRIPTION_QUEUE: Final = 256  # messages of a topic that wait for us; 32 drop bursts
@@ -112,66 +111,6 @@ def _empty_signed_record(host: IHost) -> tuple[bytes, bool]:
     return host.get_peerstore().get_local_record().marshal_envelope(), False
 
 
-class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
-    """A socket read in large pieces. New: frames in many segments; also 10-15 % less CPU for bulk.
-
-    `read(n)` waits for all n bytes (up to 64 KiB), since libp2p gives up after 100 short reads.
-    """
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        super().__init__(stream)
-        self._cached_remote_address: tuple[str, int] | None = None
-        self._unread = bytearray()
-        self.last_received_at = trio.current_time()
-        self.num_bytes_received = 0
-        self.num_bytes_sent = 0
-
-    async def read(self, n: int | None = None) -> bytes:
-        """Read `n` bytes, fewer at the end of the stream or past 64 KiB."""
-        wanted = 1 if n is None else min(n, 1 << 16)
-        while len(self._unread) < wanted:
-            piece = await super().read(SOCKET_READ_BYTES)
-            if not piece:
-                break
-            self.last_received_at = trio.current_time()
-            self.num_bytes_received += len(piece)
-            self._unread += piece
-        result = bytes(self._unread[:n])
-        del self._unread[: len(result)]
-        return result
-
-    async def write(self, data: bytes) -> None:
-        """Write all of `data`."""
-        await super().write(data)
-        self.num_bytes_sent += len(data)
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        """Give host and port; stock code gives None for IPv6, whose name has four parts."""
-        if self._cached_remote_address is None:
-            with contextlib.suppress(OSError):
-                host, port = self.stream.socket.getpeername()[:2]
-                self._cached_remote_address = (str(host), int(port))
-        return self._cached_remote_address
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the socket has not been closed on our side."""
-        return bool(self.stream.socket.fileno() >= 0)
-
-    def abort(self) -> None:
-        """Close the socket at once; whoever reads or writes it wakes up. Nothing is awaited."""
-        self.stream.socket.close()
-
-
-def tcp_stream_of(muxed_conn: IMuxedConn) -> GuardedTcpStream:
-    """Find the socket under a multiplexed connection."""
-    stream = muxed_conn.secured_conn.conn.read_writer.read_write_closer.stream
-    assert isinstance(stream, GuardedTcpStream), (
-        "Invariant: install() ran before the first connection"
-    )
-    return stream
-
-
 class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
     """A multiplexer that notices dead peers and can be neither cut, locked nor flooded."""
 
@@ -192,7 +131,7 @@ class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
     async def _measure_rtt_loop(self) -> None:
         """Drop the connection of a peer that answers no ping. Fault 6.
 
-        Invariant: a peer from which bytes arrive is alive, however long its answer queues behind them.
+        Invariant: a peer from which bytes arrive is alive, however long its answer queues.
         """
         while not self.event_shutting_down.is_set():
             if not await self._is_alive(self.swarm.ping_timeout_s):
@@ -221,10 +160,10 @@ class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
     async def _write_frame(self, data: bytes) -> None:
         """Write a whole frame or end the connection.
 
-        New: a cancelled write (a request's deadline) would leave half a frame in the stream that all
-        share. New: the reader answers SYN and PING itself; were it to wait for a writer that waits for a
-        peer that does the same, nobody would read again. Frames that carry no data (answers, resets,
-        ends of streams) are therefore written by a task of their own, in order.
+        New: a cancelled write (a request's deadline) would leave half a frame in the stream that
+        all share. New: the reader answers SYN and PING itself; were it to wait for a writer that
+        waits for a peer that does the same, nobody would read again. Frames that carry no data
+        (answers, resets, ends of streams) are therefore written by a task of their own, in order.
         """
         if self._may_defer(data):
             self._defer(data)

@@ -1,8 +1,7 @@
 """One guarded libp2p host, seen as peers, streams and protocols. Runs in: agent.
 
-Everything that knows libp2p's types is here and in p2p/guards.py. A host lives as long as its
-`async with` block; when something in libp2p raises all the same, the block ends with that error and
-p2p.swarm opens another.
+A host lives as long as its `async with` block; when something in libp2p raises all the same, the
+block ends with that error and p2p.swarm opens another.
 """
 
 from __future__ import annotations
@@ -11,50 +10,34 @@ import contextlib
 import functools
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
-from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
-from libp2p.host.basic_host import BasicHost, _IdentifyNotifee
-from libp2p.host.ping import ID as PING_PROTOCOL
-from libp2p.host.ping import handle_ping
-from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.host.basic_host import BasicHost
 from libp2p.peer.id import ID
-from libp2p.peer.peerstore import PeerStore
 from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, PROTOCOL_ID_V12
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
-from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
-from libp2p.transport.tcp.tcp import TCP
-from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from p2p.addresses import Address, parse_address
+from p2p.contain import contain
 from p2p.errors import ListenError, PeerUnreachableError, RequestRefusedError, RequestTimeoutError
 from p2p.guards import (
-    MAX_SUBSCRIPTIONS_PER_PEER,
-    GuardedGossipSub,
     GuardedPubsub,
     GuardedSwarm,
-    GuardedYamux,
     install,
     running_service,
-    tcp_stream_of,
 )
+from p2p.host_setup import new_basic_host, new_network, new_pubsub
 from p2p.identity import Identity
 from p2p.peer_stream import BROKEN, PeerStream
 from p2p.swarm_types import PeerView, SwarmConfig, Tally
+from p2p.tcp_stream import tcp_stream_of
 
-CONNECTIONS_PER_PEER: Final = 3  # both may dial at once; none is closed for it
-GOSSIP_RPC_BYTES: Final = 256 << 10
 SHUTDOWN_S: Final = 2.0
 
 StreamHandler = Callable[[str, PeerStream], Awaitable[None]]
@@ -169,19 +152,15 @@ class Host:
         )
         if self.is_connected(address.peer_id):
             return
-        try:
-            with trio.fail_after(timeout_s):
-                await self._network.dial_addr(
-                    Multiaddr(address.transport), ID.from_base58(address.peer_id)
-                )
-        except trio.TooSlowError as error:
-            raise PeerUnreachableError(
-                f"no answer from {address} within {timeout_s:g} s"
-            ) from error
-        except (*BROKEN, ValueError) as error:
-            raise PeerUnreachableError(
-                f"cannot connect to {address}: {_root_cause(error)}"
-            ) from error
+        with contain("dial", level=logging.DEBUG) as outcome, trio.fail_after(timeout_s):
+            await self._network.dial_addr(
+                Multiaddr(address.transport), ID.from_base58(address.peer_id)
+            )
+        if isinstance(outcome.error, trio.TooSlowError):
+            raise PeerUnreachableError(f"no answer from {address} within {timeout_s:g} s")
+        if outcome.error is not None:
+            reason = _root_cause(outcome.error)
+            raise PeerUnreachableError(f"cannot connect to {address}: {reason}") from outcome.error
 
     def drop(self, peer_id: str) -> None:
         """Close every connection to `peer_id` at once."""
@@ -315,35 +294,6 @@ def _root_cause(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _new_network(identity: Identity, config: SwarmConfig, events: HostEvents) -> GuardedSwarm:
-    key_pair = create_new_key_pair(identity._private_seed)
-    peer_store = PeerStore()
-    peer_store.add_key_pair(ID.from_pubkey(key_pair.public_key), key_pair)
-    noise = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
-    network = GuardedSwarm(
-        ID.from_pubkey(key_pair.public_key),
-        peer_store,
-        # Fault 5: noise alone. The default also speaks plaintext, in which anybody is anybody.
-        TransportUpgrader({NOISE_PROTOCOL: noise}, {TProtocol(YAMUX_PROTOCOL): GuardedYamux}),
-        transports=[TCP()],
-        is_banned=events.is_banned,
-        retry_config=RetryConfig(max_retries=0),
-        connection_config=ConnectionConfig(
-            max_connections=config.max_connections,
-            high_watermark=config.max_connections,
-            low_watermark=0,
-            min_connections=0,
-            max_connections_per_peer=CONNECTIONS_PER_PEER,
-            auto_connect_interval=3600.0,
-        ),
-    )
-    network.ping_every_s = config.ping_every_s
-    network.ping_timeout_s = config.ping_timeout_s
-    # Strangers cannot take every slot: a quarter is left for those whom we dial.
-    network._inbound_limiter.total_tokens = max(1, config.max_connections * 3 // 4)
-    return network
-
-
 @contextlib.asynccontextmanager
 async def open_host(
     identity: Identity,
@@ -366,35 +316,13 @@ async def open_host(
         UnsupportedLibp2pError: The installed libp2p is not the guarded one.
     """
     install()
-    network = _new_network(identity, config, events)
-    libp2p_host = BasicHost(network, default_protocols=OrderedDict({PING_PROTOCOL: handle_ping}))
-    # No identify: it tells strangers our addresses and stores theirs, and runs in trio's system
-    # nursery, where an exception ends the program.
-    network.notifees[:] = [one for one in network.notifees if not isinstance(one, _IdentifyNotifee)]
-    router = GuardedGossipSub(
-        protocols=[PROTOCOL_ID_V12, PROTOCOL_ID_V11],
-        degree=6,
-        degree_low=4,
-        degree_high=12,
-        heartbeat_interval=1,  # the default of 120 s leaves the mesh broken for as long
-        max_messages_per_topic_per_second=50,  # counts one's own too
-        adaptive_gossip_enabled=False,
-        eclipse_protection_enabled=False,  # grafts everybody where three networks are not to be had
-        max_pending_messages_per_peer=8,
-        do_px=False,
-    )
-    pubsub = GuardedPubsub(
-        libp2p_host,
-        router,
-        strict_signing=True,
-        max_inbound_rpc_size=GOSSIP_RPC_BYTES,
-        max_subscriptions_per_peer=MAX_SUBSCRIPTIONS_PER_PEER,
-        on_sent=events.gossip_sent,
-    )
+    network = new_network(identity, config, is_banned=events.is_banned)
+    libp2p_host = new_basic_host(network)
+    pubsub = new_pubsub(libp2p_host, on_sent=events.gossip_sent)
     host = Host(network, libp2p_host, pubsub, events, tally)
     async with running_service(network):
         await _listen(network, listen)
-        async with running_service(pubsub), running_service(router):
+        async with running_service(pubsub), running_service(pubsub.router):
             await pubsub.wait_until_ready()
             try:
                 yield host

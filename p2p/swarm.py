@@ -22,7 +22,7 @@ from p2p.blobs import BlobServer
 from p2p.blobstore import BlobStore, is_blob_id
 from p2p.contain import contain
 from p2p.dialer import Dialer
-from p2p.errors import P2PError, RequestTimeoutError
+from p2p.errors import RequestTimeoutError, first_own_error
 from p2p.gossip import DEFAULT_PURPOSE, Accept, Gossip, OnMessage
 from p2p.host import Host, HostEvents, open_host
 from p2p.identity import Identity, is_peer_id
@@ -324,7 +324,7 @@ class Swarm:
             ) as outcome:
                 await self._run_host(when_up)
             if not was_up:
-                raise _first_own_error(outcome.error)
+                raise first_own_error(outcome.error)
             self._tally.host_restarts += 1
             if trio.current_time() - started_at > HEALTHY_S:
                 pause_s = RESTART_PAUSE_S
@@ -373,14 +373,6 @@ class Swarm:
             with contain("on_peer_lost", peer_id=peer_id) as outcome:
                 callback(peer_id)
             self._tally.failed_handlers += outcome.error is not None
-
-
-def _first_own_error(error: BaseException | None) -> BaseException:
-    """Find the P2PError among what the nested nurseries wrapped."""
-    if isinstance(error, BaseExceptionGroup):
-        found = [_first_own_error(inner) for inner in error.exceptions]
-        return next((one for one in found if isinstance(one, P2PError)), error)
-    return error or RuntimeError("the host ended without an error")
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""What strangers can send: a host survives it, and serves the next one. (No ready-made attacks here.)"""
+"""What strangers can send: a host survives it, and serves the next one."""
 
 from __future__ import annotations
 
@@ -156,6 +156,14 @@ async def test_a_gossiped_message_with_a_false_author_is_survived() -> None:
         assert heard == []
 
 
+async def flood(one: Swarm, peer_id: str, num_bytes: int) -> None:
+    """Write to a stream that nobody reads, whatever window was granted."""
+    async with host_of(one).open_stream(peer_id, "/test/never/1", timeout_s=5.0) as stream:
+        stream._stream.muxed_stream.send_window = 1 << 30
+        while one.statistics().wire_sent_bytes < num_bytes:
+            await stream.write(bytes(1 << 20))
+
+
 @trio_test
 async def test_a_peer_that_floods_loses_its_connection_alone() -> None:
     """Data that nobody reads must not fill the memory past the bound of one connection."""
@@ -168,12 +176,7 @@ async def test_a_peer_that_floods_loses_its_connection_alone() -> None:
         host_of(one).set_handler("/test/never/1", never_read)
         await until(lambda: is_connected(stranger, one))
         with pytest.raises(P2PError):
-            async with host_of(stranger).open_stream(
-                one.peer_id, "/test/never/1", timeout_s=5.0
-            ) as stream:
-                stream._stream.muxed_stream.send_window = 1 << 30  # ignores the window it was given
-                while stranger.statistics().wire_sent_bytes < 4 * guards.MAX_UNREAD_BYTES:
-                    await stream.write(bytes(1 << 20))
+            await flood(stranger, one.peer_id, 4 * guards.MAX_UNREAD_BYTES)
         assert stranger.statistics().wire_sent_bytes < 2 * guards.MAX_UNREAD_BYTES
         release.set()
         await assert_serving(one)

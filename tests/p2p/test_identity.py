@@ -77,9 +77,16 @@ def test_a_file_that_others_can_read_is_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "allmende-identity/1\n", "allmende-identity/1\nxyz\n", "allmende-identity/2\n" + "00" * 32,
-                "allmende-identity/1\n" + "00" * 31, "\xff" * 3000]
-)  # fmt: skip
+    "content",
+    [
+        "",
+        "allmende-identity/1\n",
+        "allmende-identity/1\nxyz\n",
+        "allmende-identity/2\n" + "00" * 32,
+        "allmende-identity/1\n" + "00" * 31,
+        "\xff" * 3000,
+    ],
+)
 def test_a_damaged_file_is_named_and_kept(tmp_path: Path, content: str) -> None:
     file = tmp_path / "identity"
     file.write_text(content, encoding="latin-1")
@@ -101,8 +108,8 @@ def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
 def test_processes_that_create_at_once_end_with_one_key(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     code = (
-        "import sys, pathlib; from p2p.identity import load_or_create_identity as load; sys.stdin.read();"
-        "print(load(pathlib.Path(sys.argv[1])).peer_id)"
+        "import sys, pathlib; from p2p.identity import load_or_create_identity as load;"
+        "sys.stdin.read(); print(load(pathlib.Path(sys.argv[1])).peer_id)"
     )
     processes = [
         subprocess.Popen(

@@ -16,9 +16,9 @@ from p2p.errors import (
     RequestRefusedError,
     RequestTimeoutError,
 )
-from p2p.guards import tcp_stream_of
 from p2p.swarm import Swarm, SwarmConfig, open_swarm
 from p2p.swarm_types import PeerView
+from p2p.tcp_stream import tcp_stream_of
 from tests.p2p.support import (
     ask,
     is_connected,
