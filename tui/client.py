@@ -224,7 +224,12 @@ class AsyncControlClient:
         self._writer: asyncio.StreamWriter | None = None
 
     async def request(
-        self, verb: str, reply_type: type[_T], args: Mapping[str, Any] | None = None
+        self,
+        verb: str,
+        reply_type: type[_T],
+        args: Mapping[str, Any] | None = None,
+        *,
+        any_version: bool = False,
     ) -> _T:
         """Send one request and return what it is answered with.
 
@@ -242,7 +247,7 @@ class AsyncControlClient:
                 await self._send(verb, args)
                 line = await self._read_line()
             is_answered = True
-            return parse_reply(line, reply_type)
+            return parse_reply(line, reply_type, any_version=any_version)
         except TimeoutError as error:
             raise ControlError(f"no answer within {self._deadline_s:g} s") from error
         except OSError as error:

@@ -113,7 +113,7 @@ class AgentFeed:
             ControlError: refused, or not ended within `deadline_s`.
         """
         async with self._asking:
-            await self._asker.request("stop", object)
+            await self._asker.request("stop", object, any_version=True)
             try:
                 async with asyncio.timeout(deadline_s):
                     await self._asker.wait_closed()

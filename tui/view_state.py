@@ -153,7 +153,8 @@ def activity(status: Status) -> str:
         return "Getting the swarm's shared weights; training begins after that."
     if status.state in ("paused", "waiting"):
         if status.trainer_pid is not None:
-            return f"The trainer (process {status.trainer_pid}) still runs."
+            ending = "; it saves its work, then ends" if status.state == "paused" else ""
+            return f"The trainer (process {status.trainer_pid}) still runs{ending}."
         if status.tokens_since_contribution:
             return f"No trainer runs. {kept} are kept here, and sent later."
         return "No trainer runs."
@@ -307,6 +308,8 @@ def stats_rows(stats: Stats, now: datetime) -> tuple[Row, ...]:
 
 
 def _with_time(tokens: int, utc_text: str, now: datetime) -> str:
+    if not tokens and not utc_text:
+        return NOT_YET
     return f"{format_tokens(tokens)}, as of {format_utc(utc_text, now)}"
 
 

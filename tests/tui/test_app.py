@@ -20,6 +20,8 @@ from tui.wording import NOT_YET
 from volunteer.locations import Locations
 from volunteer.messages import CONTROL_VERSION, ControlFault, Status
 
+pytestmark = pytest.mark.slow
+
 
 def verbs(agent: FakeAgent) -> list[str]:
     return [request.verb for request in agent.requests]
@@ -183,6 +185,34 @@ async def test_stopping_asks_once_and_closes_the_view(
     app._print_error_renderables()
     assert "The agent has stopped" in capsys.readouterr().err
     assert verbs(agent)[-1] == "stop"
+
+
+async def test_an_agent_of_another_version_can_be_stopped(
+    agent: FakeAgent, locations: Locations
+) -> None:
+    agent.version = CONTROL_VERSION + 1
+    app = make_app(locations)
+    async with app.run_test() as pilot:
+        await wait_text(pilot, app, "#headline", "the agent speaks control version 2")
+        await pilot.press("Q")
+        await wait_until(pilot, shows(app, StopDialog))
+        await pilot.press("y")
+        await wait_until(pilot, lambda: not app.is_running)
+    assert agent.stopped.is_set()
+
+
+async def test_a_stop_that_is_refused_leaves_the_view_open(
+    agent: FakeAgent, locations: Locations
+) -> None:
+    agent.faults["stop"] = ControlFault(message="not while publishing")
+    app = make_app(locations)
+    async with app.run_test() as pilot:
+        await wait_text(pilot, app, "#headline", "Contributing")
+        await pilot.press("Q", "Q")
+        await wait_until(pilot, lambda: "stop" in verbs(agent))
+        await wait_until(pilot, lambda: len(app._notifications) == 2)
+        assert [n.message for n in app._notifications][-1] == "not while publishing"
+        assert app.is_running
 
 
 async def test_when_the_agent_goes_the_last_values_stay_with_their_time(

@@ -18,6 +18,8 @@ from tests.fakes.fake_agent import FakeAgent, make_peers, make_stats, make_statu
 from volunteer.locations import Locations
 from volunteer.messages import ControlFault, PeerStatus, Stats, Status
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FAKE_START = """
 import sys

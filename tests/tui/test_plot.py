@@ -23,7 +23,7 @@ def test_nothing_to_draw() -> None:
 def test_one_point_is_a_dot_in_the_middle() -> None:
     drawn = plot([(7, 2.0)], 4, 3)
     assert drawn is not None
-    assert (drawn.first, drawn.last, drawn.low, drawn.high) == (7, 7, 1.0, 3.0)
+    assert (drawn.first, drawn.last, drawn.low, drawn.high) == (7, 7, 1.8, 2.2)
     assert drawn.lines == ("    ", "⠄   ", "    ")
 
 
@@ -39,7 +39,7 @@ def test_a_falling_line_goes_from_the_top_left_to_the_bottom_right() -> None:
 def test_a_level_curve_is_level() -> None:
     drawn = plot([(0, 0.0), (5, 0.0)], 3, 2, BLOCKS)
     assert drawn is not None
-    assert (drawn.low, drawn.high) == (-0.5, 0.5)
+    assert (drawn.low, drawn.high) == (-0.1, 0.1)
     assert len({line for line in drawn.lines if line.strip()}) == 1
 
 

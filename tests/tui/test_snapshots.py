@@ -23,6 +23,8 @@ from tui.widgets.loss_chart import LossChart
 from volunteer.locations import Locations
 from volunteer.messages import Status
 
+pytestmark = pytest.mark.slow
+
 SCREENSHOT = Path(__file__).parents[2] / "docs" / "screenshot.svg"
 SIZES = [(40, 12), (80, 24), (120, 40)]
 THEMES = ["textual-dark", "textual-light"]

@@ -95,7 +95,11 @@ def test_the_sentence_has_state_reason_and_end() -> None:
         ({"device": ""}, "Training on the device, inner step 3100"),
         ({"trainer_pid": None}, "The trainer is being started."),
         ({"state": "catching_up"}, "Getting the swarm's shared weights"),
-        ({"state": "paused"}, "The trainer (process 4243) still runs."),
+        (
+            {"state": "paused"},
+            "The trainer (process 4243) still runs; it saves its work, then ends.",
+        ),
+        ({"state": "waiting"}, "The trainer (process 4243) still runs."),
         ({"state": "paused", "trainer_pid": None}, "527k tokens are kept here"),
         (
             {"state": "waiting", "trainer_pid": None, "tokens_since_contribution": 0},
@@ -247,7 +251,7 @@ def test_stats_rows() -> None:
     assert rows["Confirmed by the swarm"] == "11.9M tokens, as of 13:57:10"
     assert rows["Energy"] == "0.42 kWh"
     empty = dict(view_state.stats_rows(Stats(), NOW))
-    assert empty["Done here"] == f"0 tokens, as of {NOT_YET}"
+    assert empty["Done here"] == NOT_YET
     assert empty["Energy"] == "not measured here"
 
 

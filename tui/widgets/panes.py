@@ -95,6 +95,6 @@ def peer_lines(snapshot: Snapshot, width: int) -> tuple[str, ...]:
     if snapshot.peers is None:
         return (f"Peers: {clean(snapshot.problem) or NOT_YET}",)
     if not snapshot.peers:
-        return ("No peers yet: this machine is a swarm of one, and its work counts all the same.",)
+        return ("No peers yet: a swarm of one, whose work counts all the same.",)
     own_state = snapshot.status.state_hash if snapshot.status else ""
     return view_state.align(view_state.peer_table(snapshot.peers, own_state=own_state), width)

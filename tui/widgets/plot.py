@@ -14,8 +14,8 @@ from dataclasses import dataclass
 Points = Sequence[tuple[int, float | None]]
 _MAX_Y = 1e12
 # No loss is so high; NaN and infinity are not below it either.
-_LEVEL_MARGIN = 0.5
-# Half a unit above and below a curve that is level, in units of its value's size.
+_LEVEL_MARGIN = 0.1
+# Room above and below a curve that is level, as a fraction of its value.
 
 
 @dataclass(frozen=True, slots=True)
