@@ -34,6 +34,8 @@ class OwnWork(msgspec.Struct, frozen=True, kw_only=True):
     contribution_id: str
     blob_id: str
     carries: tuple[str, ...]
+    new_tokens: int = 0
+    """Tokens whose work it was the first to contain; 0: not known."""
 
 
 class Rebase(_Message, frozen=True, kw_only=True, tag="rebase"):

@@ -23,6 +23,7 @@ _HASH_CONTEXT = b"allmende/run/1\x00"
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+_BelowOne = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 _Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
 
 
@@ -57,7 +58,7 @@ class DataSpec(_Table, frozen=True, kw_only=True):
 
     sources: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=64)]
     """`builtin:NAME` for the texts that the package ships."""
-    held_out_fraction: _Fraction = 0.05
+    held_out_fraction: Annotated[float, msgspec.Meta(gt=0.0, lt=0.5)] = 0.05
     """The last part of each text is for evaluation and is never trained on."""
     tokenizer: Literal["bytes"] = "bytes"
 
@@ -66,8 +67,8 @@ class InnerSpec(_Table, frozen=True, kw_only=True):
     """The inner optimizer: AdamW, linear warm-up, cosine over rounds to a floor."""
 
     lr: _Positive
-    beta1: _Fraction = 0.9
-    beta2: _Fraction = 0.95
+    beta1: _BelowOne = 0.9
+    beta2: _BelowOne = 0.95
     weight_decay: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 0.1
     clip_norm: _Positive = 1.0
     warmup_steps: Annotated[int, msgspec.Meta(ge=0, le=10**6)] = 20
@@ -191,8 +192,6 @@ def verify_run_spec(spec: RunSpec, *, source: str) -> None:
         problems.append("model.dim must be a multiple of 2 * model.num_heads")
     if spec.model.vocab_size != 256:
         problems.append("model.vocab_size must be 256 for the bytes tokenizer")
-    if spec.data.held_out_fraction >= 0.5:
-        problems.append("data.held_out_fraction must be below 0.5")
     problems += [
         f"data.sources: {source_text!r} is not of the form builtin:NAME"
         for source_text in spec.data.sources

@@ -23,6 +23,7 @@ from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
 from volunteer.agent.joined_run import chain_rules, keep_run
 from volunteer.agent.module_files import ModuleFiles
+from volunteer.agent.peer_memory import PeerMemory
 from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.record_book import RecordBook
 from volunteer.agent.record_log import RecordLog
@@ -87,7 +88,8 @@ class Agent:
         files.on_refused = keeper.refused.__setitem__
         driver = RoundDriver(machine, book, record_log, files, keeper, clock)
         pages = SyncPages(machine, book)
-        exchange = Exchange(swarm, book, pages, driver.take_record, driver.take_closed)
+        memory = PeerMemory(self.locations.data_dir / "peers.json")
+        exchange = Exchange(swarm, book, pages, driver.take_record, driver.take_closed, memory)
         trainer = TrainerService(
             self._trainer_argv(run_dir),
             self.locations.log_dir / "trainer.log",
@@ -116,6 +118,8 @@ class Agent:
         )
         traffic = TrafficMeter(swarm, keeper, ledger)
         await driver.load()
+        for peer_id, addrs in memory.load().items():
+            swarm.remember(peer_id, addrs)
         swarm.serve_blobs(store, lambda blob_id: True, traffic.purpose_of)
         swarm.on_peer_connected(lambda peer: exchange.sync_soon())
         stopping = trio.Event()
@@ -125,6 +129,7 @@ class Agent:
             for task in (keeper.run, aggregator.run, trainer.run, driver.run, policy.run):
                 nursery.start_soon(task)
             nursery.start_soon(traffic.run)
+            nursery.start_soon(memory.run)
             nursery.start_soon(exchange.run, clock.sync_s, lambda: self._heartbeat(source))
             nursery.start_soon(_stop_on_signal, stopping)
             log.info("peer=%s listening on %s", swarm.peer_id, " ".join(swarm.listen_addrs))

@@ -8,6 +8,7 @@ Reading order: `run`, `_step`, `_dispatch`; then `files.py` of this folder for b
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections import deque
@@ -37,6 +38,7 @@ from volunteer.messages import (
     TrainerStarted,
 )
 from volunteer.rounds import events as ev
+from volunteer.rounds.credit import new_tokens
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.records import Close, Contribution, Record
 
@@ -253,20 +255,44 @@ class RoundDriver:
         machine = self.machine
         if machine.tip is None:
             return
+        new = new_tokens(machine.own)
         works = tuple(
-            OwnWork(contribution_id=i, blob_id=c.blob_id, carries=c.carries)
+            OwnWork(contribution_id=i, blob_id=c.blob_id, carries=c.carries, new_tokens=new[i])
             for i, c in machine.own.items()
         )
+        here = self._files.works_on_disk(works)
+        pending = self._without_lost(tuple(machine.work.pending()), here)
         self.trainer.send(
             Rebase(
                 commit_id=machine.tip,
                 round_index=machine.known.facts[machine.tip].height,
                 state_hash=self._files.state_hash_of(machine, machine.tip),
-                pending=tuple(machine.work.pending()),
-                works=self._files.works_on_disk(works),
+                pending=pending,
+                works=here,
                 known_contributions=tuple(work.blob_id for work in works[-KNOWN_CONTRIBUTIONS:]),
             )
         )
+
+    def _without_lost(self, pending: tuple[str, ...], here: tuple[OwnWork, ...]) -> tuple[str, ...]:
+        """Return what can be carried; work whose blob is gone is given up, with that reason."""
+        own = self.machine.own
+        blobs = {work.blob_id for work in here}
+        lost = tuple(
+            i
+            for i in pending
+            if any(own[k].blob_id not in blobs for k in (i, *own[i].carries) if k in own)
+        )
+        if lost:
+            self.post(ev.WorkDropped(lost))
+            self._send.send_nowait(functools.partial(self._note_lost, lost))
+        return tuple(i for i in pending if i not in lost)
+
+    def _note_lost(self, lost: tuple[str, ...]) -> None:
+        reason = "its blob is no longer on this disk"
+        log.error("work=%d contributions dropped: %s", len(lost), reason)
+        for contribution_id in lost:
+            self._log.note("dropped", contribution_id)
+        self._keeper.note_move(reason)
 
     async def on_trainer_event(self, event: TrainerEvent) -> None:
         """Turn what the trainer says into events."""

@@ -16,6 +16,7 @@ import trio
 from p2p.errors import P2PError
 from p2p.swarm import Swarm
 from volunteer.agent.clock import now_s
+from volunteer.agent.peer_memory import PeerMemory
 from volunteer.agent.record_book import RecordBook, SignedRecord
 from volunteer.agent.sync_pages import SyncPages
 from volunteer.agent.wire import (
@@ -57,6 +58,7 @@ class Exchange:
         pages: SyncPages,
         on_record: Callable[[SignedRecord], Awaitable[None]],
         on_closed: Callable[[str, str], None],
+        memory: PeerMemory,
     ) -> None:
         """Join a module's topics and protocol; `run` does the work.
 
@@ -66,12 +68,14 @@ class Exchange:
             pages: what to say in a sync.
             on_record: told every verified record, new or not.
             on_closed: told a neighbour, and a base whose round it has closed.
+            memory: told where members listen.
         """
         self._swarm = swarm
         self._book = book
         self._pages = pages
         self._on_record = on_record
         self._on_closed = on_closed
+        self._memory = memory
         self._sync_now = trio.Event()
         self._wanted: set[str] = set()
         self.heard: dict[str, Heard] = {}
@@ -137,6 +141,7 @@ class Exchange:
             return
         self.heard[author] = Heard(heartbeat, now_s())
         self._swarm.remember(author, heartbeat.addrs)
+        self._memory.note(author, heartbeat.addrs)
         if not self._pages.knows(heartbeat.tip):
             self._sync_now.set()
 

@@ -203,6 +203,10 @@ def rebase(
         progress = after_discard(progress, command.known_contributions)
         theta_P, base_P = shared_P.clone(), shared_P.clone()
         residual_P = torch.zeros_like(residual_P)
+    elif command.commit_id == progress.base_commit:
+        # It stands there already, perhaps with a contribution in flight: P must stay where that was
+        # made. Only what is carried may have changed.
+        theta_P, base_P = state.theta_P, state.base_P
     else:
         theta_P, base_P = pseudo_gradient.rebase(state.theta_P, state.base_P, shared_P)
     works = {work.contribution_id: work for work in (*progress.carried, *command.works)}

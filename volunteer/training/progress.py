@@ -64,14 +64,18 @@ def tokens_to_contribute(progress: Progress) -> int:
     """Return the tokens that a contribution made now contains, those of carried work included."""
     new_tokens = {blob.blob_id: blob.new_tokens for blob in progress.own_blobs}
     return progress.tokens_since_contribution + sum(
-        new_tokens.get(work.blob_id, 0) for work in progress.carried
+        new_tokens.get(work.blob_id, 0) or work.new_tokens for work in progress.carried
     )
 
 
 def unknown_carried(progress: Progress) -> tuple[str, ...]:
     """Return the carried contributions whose tokens are not known any more, and count as none."""
     known = {blob.blob_id for blob in progress.own_blobs if blob.new_tokens}
-    return tuple(w.contribution_id for w in progress.carried if w.blob_id not in known)
+    return tuple(
+        work.contribution_id
+        for work in progress.carried
+        if work.blob_id not in known and not work.new_tokens
+    )
 
 
 def carried_ids(progress: Progress) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ fp64 and a codec that loses nothing, so that only bookkeeping could make a diffe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -78,14 +79,18 @@ def contribute(state: LocalState, codec: LosslessCodec | HalvingCodec) -> Tensor
     return codec.decode(sent[0])
 
 
+_commits = itertools.count()
+
+
 def rebase(
     state: LocalState,
     shared_P: Tensor,
     pending: tuple[OwnWork, ...] = (),
     load: Callable[[OwnWork], Tensor] | None = None,
+    commit_id: str | None = None,
 ) -> None:
     command = Rebase(
-        commit_id="c",
+        commit_id=commit_id or f"c{next(_commits)}",
         round_index=0,
         state_hash="",
         pending=tuple(work.contribution_id for work in pending),
@@ -182,3 +187,21 @@ def test_carried_work_is_taken_out_when_the_chain_lists_it_after_all() -> None:
     # Another branch lists c1: its work is in the shared weights, and out of the local ones.
     rebase(member, shared_P - first_P, (), lambda _: first_P)
     torch.testing.assert_close(member.theta_P, expected_P, rtol=0, atol=1e-12)
+
+
+def test_standing_on_the_same_commit_again_changes_only_what_is_carried() -> None:
+    """What was contributed there is in flight: its displacement must stay in the weights."""
+    member, shared_P = start(), tiny_weights_P(SPEC, torch.float64)
+    rebase(member, shared_P, commit_id="here")
+    train(member, 3)
+    contribute(member, LosslessCodec())
+    train(member, 2)
+    theta_P, base_P = member.theta_P.clone(), member.base_P.clone()
+    rebase(member, shared_P, commit_id="here")
+    assert torch.equal(member.theta_P, theta_P)
+    assert torch.equal(member.base_P, base_P)
+    older_P = torch.ones_like(theta_P)
+    work = OwnWork(contribution_id="c0", blob_id="b0", carries=())
+    rebase(member, shared_P, (work,), lambda _: older_P, commit_id="here")
+    torch.testing.assert_close(member.theta_P, theta_P - older_P, rtol=0, atol=1e-12)
+    assert torch.equal(member.base_P, base_P)
