@@ -53,7 +53,7 @@ class Bench:
         known: tuple[str, ...] = (),
     ) -> Rebase:
         return Rebase(
-            commit_id="c",
+            commit_id=f"c{state_hash[:8]}",
             round_index=0,
             state_hash=state_hash or self.genesis,
             pending=pending,
