@@ -1,0 +1,87 @@
+"""Virtual time and a faulty network: a heap of what happens next, drawn from one seed."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Net:
+    """How messages travel. Seconds; the usual net of ROUNDS.md."""
+
+    median_s: float = 1.0
+    sigma: float = 1.0
+    """Of the lognormal delay."""
+    loss: float = 0.05
+    duplicates: float = 0.02
+    fetch_s: float = 3.0
+    """Median time to fetch a blob."""
+    state_fetch_s: float = 12.0
+    sync_s: float = 10.0
+    """Period of the exchange with one random neighbour (rule 25)."""
+    has_gossip: bool = True
+    most_blocked: float = 0.0
+    """Links that are cut at random: the part is redrawn between 0 and this, about each round."""
+
+
+USUAL = Net()
+CLEAN = Net(sigma=0.3, loss=0.0, duplicates=0.0)
+HOSTILE = Net(median_s=4.0, sigma=1.5, loss=0.3, duplicates=0.05, sync_s=30.0, most_blocked=0.95)
+
+
+@dataclass(slots=True)
+class World:
+    """Time, chance, and which links are up."""
+
+    rng: random.Random
+    net: Net
+    now_s: float = 0.0
+    blocked: set[frozenset[str]] = field(default_factory=set)
+    partition: dict[str, int] = field(default_factory=dict)
+    """Peer -> island; peers that are not named share island 0."""
+    _heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _order: itertools.count[int] = field(default_factory=itertools.count)
+
+    def after(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Do `act` after `delay_s`."""
+        heapq.heappush(self._heap, (self.now_s + delay_s, next(self._order), act))
+
+    def run_until(self, end_s: float) -> None:
+        """Let everything happen that is due before `end_s`."""
+        while self._heap and self._heap[0][0] <= end_s:
+            self.now_s, _, act = heapq.heappop(self._heap)
+            act()
+        self.now_s = end_s
+
+    def delay_s(self) -> float:
+        """Draw how long one message takes."""
+        return self.rng.lognormvariate(math.log(self.net.median_s), self.net.sigma)
+
+    def fetch_s(self, median_s: float) -> float:
+        """Draw how long one transfer takes."""
+        return self.rng.lognormvariate(math.log(median_s), 0.4)
+
+    def are_linked(self, one: str, other: str) -> bool:
+        """Return whether messages pass between two peers now."""
+        is_cut = frozenset((one, other)) in self.blocked
+        return not is_cut and self.partition.get(one, 0) == self.partition.get(other, 0)
+
+    def send(self, sender: str, receiver: str, deliver: Callable[[], None]) -> None:
+        """Deliver late, never, or twice."""
+        if not self.are_linked(sender, receiver):
+            return
+        copies = 2 if self.rng.random() < self.net.duplicates else 1
+        for _ in range(copies):
+            if self.rng.random() >= self.net.loss:
+                self.after(self.delay_s(), deliver)
+
+    def redraw_blocked(self, peers: list[str]) -> None:
+        """Cut links anew."""
+        part = self.rng.uniform(0.0, self.net.most_blocked)
+        pairs = itertools.combinations(peers, 2)
+        self.blocked = {frozenset(p) for p in pairs if self.rng.random() < part}
