@@ -97,10 +97,12 @@ class BlobServer:
 
     async def _answer_all(self, _peer_id: str, stream: PeerStream) -> None:
         while True:
-            with trio.fail_after(IDLE_DEADLINE_S):
+            first = b""
+            with trio.move_on_after(IDLE_DEADLINE_S):
                 first = await stream.read_some(BLOB_REQUEST_BYTES)
-                if not first:
-                    return
+            if not first:
+                return  # it has closed the stream, or asks for nothing more
+            with trio.fail_after(IDLE_DEADLINE_S):
                 rest = await read_exactly(stream.read_some, BLOB_REQUEST_BYTES - len(first))
             try:
                 request = parse_blob_request(first + rest)

@@ -61,6 +61,7 @@ class RecordBook:
         self._run_id = run_id
         self._module_id = module_id
         self._height_of: dict[str, int] = {}
+        self._being_kept: set[str] = set()
 
     def load(self) -> list[SignedRecord]:
         """Return all records in the order in which they came (they were verified then)."""
@@ -93,14 +94,14 @@ class RecordBook:
         """
         if isinstance(signed.record, Close):
             return True
-        if signed.record_id in self._height_of:
+        if signed.record_id in self._height_of or signed.record_id in self._being_kept:
             return False
-        self._height_of[signed.record_id] = signed.record.round_index
+        self._being_kept.add(signed.record_id)
         try:
             await trio.to_thread.run_sync(self._append, signed, is_own)
-        except BaseException:
-            self._height_of.pop(signed.record_id, None)
-            raise
+        finally:
+            self._being_kept.discard(signed.record_id)
+        self._height_of[signed.record_id] = signed.record.round_index
         return True
 
     def _append(self, signed: SignedRecord, is_own: bool) -> None:
