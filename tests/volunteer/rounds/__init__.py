@@ -1,0 +1,1 @@
+"""Tests of the round protocol, rule by rule."""
