@@ -50,6 +50,7 @@ def test_the_choice_is_seeded_sorted_and_large_enough() -> None:
     few, many = chosen_blocks(101, blob_ids(1)), chosen_blocks(50_000, blob_ids(1))
     assert (len(few), len(many)) == (100, 500)
     assert many == sorted(set(many))
+    assert many[:6] == [56, 142, 151, 203, 224, 443]  # members must not differ in it
     assert many == chosen_blocks(50_000, blob_ids(1))
     assert many != chosen_blocks(50_000, blob_ids(2))
     assert max(many) < 50_000
