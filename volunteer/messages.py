@@ -401,7 +401,10 @@ def parse_line(line: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     """
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"line of {len(line)} bytes, at most {MAX_LINE_BYTES} allowed")
-    return decoder.decode(line)
+    try:
+        return decoder.decode(line)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 trainer_command_decoder: msgspec.json.Decoder[TrainerCommand] = msgspec.json.Decoder(TrainerCommand)

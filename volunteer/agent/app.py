@@ -118,6 +118,9 @@ class Agent:
         )
         traffic = TrafficMeter(swarm, keeper, ledger)
         await driver.load()
+        done = await trio.to_thread.run_sync(ledger.stats, None)
+        trainer.view.tokens_total = done.tokens_done
+        trainer.view.inner_step = done.inner_steps
         for peer_id, addrs in memory.load().items():
             swarm.remember(peer_id, addrs)
         swarm.serve_blobs(store, lambda blob_id: True, traffic.purpose_of)

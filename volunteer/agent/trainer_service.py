@@ -113,6 +113,7 @@ class TrainerService:
             self._wanted = trio.Event()
         if self._child is None:
             return
+        self.view.tokens_per_s = 0.0
         begun_at_s, self._stopping_at_s = trio.current_time(), math.inf
         self._child.send(StopTrainer())
         with trio.move_on_after(STOP_DEADLINE_S) as deadline:

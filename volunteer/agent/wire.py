@@ -119,7 +119,7 @@ def _checked(data: bytes, decoder: msgspec.msgpack.Decoder[_M], most_bytes: int)
         raise WireError(f"{len(data)} bytes, at most {most_bytes} allowed")
     try:
         message = decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(str(error)) from error
     if message.version != WIRE_VERSION:
         raise WireError(f"version {message.version}; this program speaks {WIRE_VERSION}")

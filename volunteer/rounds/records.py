@@ -147,7 +147,7 @@ def parse_envelope(data: bytes) -> Envelope:
         raise RecordError(f"envelope of {len(data)} bytes, at most {MAX_ENVELOPE_BYTES} allowed")
     try:
         envelope = _envelope_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"malformed envelope: {error}") from error
     if envelope.version != Envelope.VERSION:
         raise RecordError(f"record version {envelope.version}, this is {Envelope.VERSION}")
@@ -162,7 +162,7 @@ def parse_body(body: bytes) -> Record:
     """
     try:
         record = _record_decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"malformed record: {error}") from error
     if isinstance(record, Commit):
         _verify_sorted_set(record.contributions, "contributions")
