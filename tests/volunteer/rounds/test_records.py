@@ -227,7 +227,11 @@ def test_only_record_errors_escape_from_fields_of_any_type(name: str, data: st.D
 
 
 def test_deep_nesting_is_a_record_error() -> None:
-    with pytest.raises(RecordError):
-        parse_body(b"\x91" * 100_000)
-    with pytest.raises(RecordError):
-        parse_envelope(b"\x91" * 60_000)
+    deep = b"\x91" * 60_000 + b"\xc0"
+    body = encode_body(RECORDS["close"])
+    one_more_field = bytes([body[0] + 1]) + body[1:] + b"\xa1x" + deep
+    for data in (deep, one_more_field):
+        with pytest.raises(RecordError):
+            parse_body(data)
+        with pytest.raises(RecordError):
+            parse_envelope(data)
