@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,15 +119,19 @@ class RealAgent:
                 psutil.Process(pid).kill()
 
     def chain(self) -> Knowledge:
-        """Read this volunteer's signed records from disk."""
+        """Read this volunteer's signed records from a copy: the agent has its file for itself."""
         run_dir = next(iter(self.locations.runs_dir.iterdir()))
         spec = read_run_spec(run_dir / "spec.toml")
         known = Knowledge(chain_rules(spec))
-        log = RecordLog(self.locations.record_file(spec.run_id, DENSE_MODULE))
-        for envelope in log.all():
-            signed = verify_envelope(envelope, spec.run_id, DENSE_MODULE)
-            known.add(signed.record_id, signed.record)
-        log.close()
+        record_file = self.locations.record_file(spec.run_id, DENSE_MODULE)
+        with tempfile.TemporaryDirectory() as folder:
+            for file in record_file.parent.glob(f"{record_file.name}*"):
+                shutil.copy(file, folder)
+            log = RecordLog(Path(folder) / record_file.name)
+            for envelope in log.all():
+                signed = verify_envelope(envelope, spec.run_id, DENSE_MODULE)
+                known.add(signed.record_id, signed.record)
+            log.close()
         return known
 
     def logged(self) -> str:

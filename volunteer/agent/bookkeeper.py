@@ -122,8 +122,6 @@ class Bookkeeper:
         """The tip has moved to `commit_id`."""
         machine, ledger = self._machine, self._ledger
         facts = machine.known.facts[commit_id]
-        if not facts.parent_id:
-            return
         self.queue(
             lambda: ledger.record_round(
                 run_id=machine.rules.run_id,

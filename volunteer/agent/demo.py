@@ -148,7 +148,8 @@ class Demo:
 
     async def _history(self, home: Path) -> list[RoundPoint]:
         points = await ask(_locations(home), "history", list[RoundPoint], {"limit": 1000})
-        return sorted(points, key=lambda point: point.round_index)
+        committed = [point for point in points if point.round_index > 0]
+        return sorted(committed, key=lambda point: point.round_index)
 
     def _end_all(self) -> None:
         for process in self._processes:
