@@ -28,7 +28,7 @@ HISTORY_LIMIT = 2000
 # Rounds in one reply; about 350 bytes each, so below MAX_LINE_BYTES.
 
 app = typer.Typer(
-    help="Lend your idle GPU to train an open model. Stops the moment you need the machine.",
+    help="Lend your idle GPU to train an open model. One key gives it back at once.",
     epilog="Exit status: 0 done, 1 refused or failed, 2 bad usage, 3 no agent runs.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
