@@ -53,6 +53,8 @@ class StatusSource:
             return state, decision.reason, decision.resumes_when
         if view.problem:
             return "waiting", f"{view.problem}.", "you fix it and resume"
+        if self.aggregator.is_broken:
+            return "waiting", "The aggregator keeps crashing: its log says why.", "you resume"
         if self.driver.storage_problem:
             return "waiting", f"{self.driver.storage_problem}.", "there is room on the disk"
         if self.driver.is_catching_up:
