@@ -17,6 +17,7 @@ import trio
 from volunteer.agent.backoff import Backoff
 from volunteer.agent.child import Child
 from volunteer.messages import (
+    Rebase,
     Rebased,
     SnapshotSaved,
     Stepped,
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 STOP_DEADLINE_S = 4.0
 """To save a snapshot and end; the owner was promised five seconds."""
 SILENCE_DEADLINE_S = 300.0
-"""Without a real step for so long, the trainer hangs and is started again."""
+"""Without a step for so long after it was told where to stand, it hangs and is started again."""
 
 
 @dataclass(slots=True)
@@ -80,6 +81,8 @@ class TrainerService:
         self._backoff = Backoff()
         self._step_deadline = trio.CancelScope()
         self._has_stepped = False
+        self._is_placed = False
+        """Whether the process that runs now has been told where to stand."""
         self._stopping_at_s = math.inf
         self.view = TrainerView()
 
@@ -105,6 +108,9 @@ class TrainerService:
         if self._child is None:
             return False
         self._child.send(command)
+        if isinstance(command, Rebase) and not self._is_placed:
+            self._is_placed = True
+            self._note_alive()
         return True
 
     async def stop(self) -> None:
@@ -112,6 +118,7 @@ class TrainerService:
         if self._wanted.is_set():
             self._wanted = trio.Event()
         if self._child is None:
+            await self._ended.wait()  # one that is just being started is ended there
             return
         self.view.tokens_per_s = 0.0
         begun_at_s, self._stopping_at_s = trio.current_time(), math.inf
@@ -133,6 +140,8 @@ class TrainerService:
         """Keep it running while wanted, for ever."""
         while True:
             await self._wanted.wait()
+            if not self._wanted.is_set():
+                continue  # stopped again before this task had its turn
             status = await self._run_once()
             self.view.tokens_per_s = 0.0
             self._on_end()
@@ -152,13 +161,19 @@ class TrainerService:
 
     async def _run_once(self) -> int:
         self._ended = trio.Event()
-        self._has_stepped = False
+        self._has_stepped = self._is_placed = False
         try:
             child = await Child.start(self._argv, self._log_file, trainer_event_decoder, "trainer")
             self._child = child
+            if not self._wanted.is_set():
+                child.kill()  # stopped while it was being started: it has nothing to save
             with trio.move_on_after(SILENCE_DEADLINE_S) as self._step_deadline:
                 return await child.run(self._take_event)
             log.error("trainer has taken no step for %.0f s: killed", SILENCE_DEADLINE_S)
+            return -1
+        except OSError as error:  # no process, no room for its log: counts as a crash
+            self.view.problem = f"the trainer cannot be started: {error}"
+            log.error("%s", self.view.problem)
             return -1
         finally:
             self._child = None
@@ -170,6 +185,8 @@ class TrainerService:
             case TrainerStarted():
                 view.device, view.device_name = event.device, event.device_name
                 view.inner_step, view.tokens_total = event.inner_step, event.tokens_total
+                if not self._is_placed:  # until then it has nothing to do, however long that takes
+                    self._step_deadline.deadline = math.inf
             case Stepped():
                 self._has_stepped = True
                 self._backoff.note_progress()
