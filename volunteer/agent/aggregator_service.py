@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from volunteer.agent.backoff import Backoff
+from volunteer.agent.backoff import MAX_CRASHES, Backoff
 from volunteer.agent.child import Child
 from volunteer.errors import VolunteerError
 from volunteer.messages import (
@@ -78,6 +78,8 @@ class AggregatorService:
         """Keep it running while wanted, for ever."""
         while True:
             await self._wanted.wait()
+            if not self._wanted.is_set():
+                continue  # stopped again before this task had its turn
             with trio.CancelScope() as self._scope:
                 await self._run_once()
             self._child = None
@@ -89,14 +91,25 @@ class AggregatorService:
                 wait_s = self._backoff.note_crash()
                 log.warning("aggregator ended: next start in %.0f s", wait_s)
                 if self._backoff.is_broken:
-                    self._wanted = trio.Event()
+                    self._give_up()
                     continue
                 await trio.sleep(wait_s)  # noqa: TID251 - a crashed child is given time
 
+    def _give_up(self) -> None:
+        """Wait until wanted again; who waits for it to start is told that it is lost."""
+        self._wanted = trio.Event()
+        log.error("aggregator ended %d times in a row: see %s", MAX_CRASHES, self._log_file)
+        self._started.set()
+        self._started = trio.Event()
+
     async def _run_once(self) -> None:
-        child = await Child.start(
-            self._argv, self._log_file, aggregator_event_decoder, "aggregator"
-        )
+        try:
+            child = await Child.start(
+                self._argv, self._log_file, aggregator_event_decoder, "aggregator"
+            )
+        except OSError as error:  # no process, no room for its log: counts as a crash
+            log.error("aggregator not started: %s", error)
+            return
         self._child = child
         await child.run(self._on_event)
 

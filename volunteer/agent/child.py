@@ -21,6 +21,8 @@ from volunteer.messages import MAX_LINE_BYTES, encode_line, parse_line
 log = logging.getLogger(__name__)
 E = TypeVar("E")
 _READ_BYTES = 65536
+END_DEADLINE_S = 5.0
+"""A child that says no more is killed if it has not ended by itself within this."""
 MAX_LOG_BYTES = 4 * 1024 * 1024
 """A child's log is started anew beyond this; the one before is kept as `.1`."""
 
@@ -64,6 +66,10 @@ class Child(Generic[E]):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
                 await self._read(on_event)
+                # It has closed its stdout, or wrote what it must not: it has little time to end.
+                with trio.move_on_after(END_DEADLINE_S):
+                    await self._process.wait()
+                self.kill()
                 status = await self._process.wait()
                 nursery.cancel_scope.cancel()
         finally:
@@ -103,6 +109,7 @@ class Child(Generic[E]):
             buffer = bytearray(rest)
             if len(buffer) > MAX_LINE_BYTES:
                 log.error("child=%s wrote a line of over %d bytes", self._name, MAX_LINE_BYTES)
+                self.kill()
                 return
             for line in lines:
                 await self._take_line(bytes(line), on_event)
