@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sqlite3
 import stat
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -52,14 +53,14 @@ async def serve_control(
             `watch` answers with `status` every second.
         task_status: told once the socket is there.
     """
-    listener = trio.SocketListener(await _listen(socket_file))
+    listener = trio.SocketListener(_listen(socket_file))
     limiter = trio.CapacityLimiter(MAX_CLIENTS)
 
     async def serve_one(stream: trio.SocketStream) -> None:
         try:
             limiter.acquire_on_behalf_of_nowait(stream)
         except trio.WouldBlock:
-            await stream.aclose()
+            await trio.aclose_forcefully(stream)
             return
         try:
             await _serve_client(stream, verbs)
@@ -77,18 +78,23 @@ async def serve_control(
         _unlink(socket_file)
 
 
-async def _listen(socket_file: Path) -> trio.socket.SocketType:
+def _listen(socket_file: Path) -> trio.socket.SocketType:
     if not hasattr(socket, "AF_UNIX"):
         raise ControlError("this system has no unix sockets", hint="on Windows, use WSL")
     _remove_stale(socket_file)
-    sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    old_mask = os.umask(0o177)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        await sock.bind(str(socket_file))
-    finally:
-        os.umask(old_mask)
-    sock.listen(MAX_CLIENTS)
-    return sock
+        # The umask is the whole process's: nothing else may run while it is narrow.
+        old_mask = os.umask(0o177)
+        try:
+            sock.bind(str(socket_file))
+        finally:
+            os.umask(old_mask)
+        sock.listen(MAX_CLIENTS)
+    except OSError as error:
+        sock.close()
+        raise ControlError(f"cannot listen on {socket_file}: {error}") from error
+    return trio.socket.from_stdlib_socket(sock)
 
 
 def _remove_stale(socket_file: Path) -> None:
@@ -149,6 +155,10 @@ async def _call(request: ControlRequest, verbs: Mapping[str, Verb]) -> ControlRe
         return ControlReply(result=await verb(request.args))
     except VolunteerError as error:
         return _fault(str(error), hint=error.hint, exit_code=error.exit_code)
+    except sqlite3.Error as error:
+        # The books cannot be read just now; whoever trains need not end for that.
+        log.error("verb=%s failed: %s", request.verb, error)
+        return _fault(f"the books cannot be read: {error}", hint="see the agent's log")
 
 
 async def _watch(stream: trio.SocketStream, status: Verb) -> None:
