@@ -37,6 +37,7 @@ class Bookkeeper:
         self._send, self._receive = trio.open_memory_channel[Callable[[], object]](math.inf)
         self._marked: dict[str, str] = {}
         self._settled: set[str] = set()
+        self._confirmed: set[str] = set()
         self.refused: dict[str, str] = {}
         """Own contributions that a commit gave weight 0, with the reason."""
         self.last_confirmed_at_s: float | None = None
@@ -83,9 +84,9 @@ class Bookkeeper:
 
     @property
     def tokens_confirmed(self) -> int:
-        """Tokens in final contributions that were not refused."""
+        """Tokens in final contributions that were not refused, and in what those carry."""
         new = new_tokens(self._machine.own)
-        return sum(new[i] for i in self._settled if i in new and i not in self.refused)
+        return sum(new[i] for i in self._confirmed if i in new)
 
     async def flush(self) -> None:
         """Wait until all that was queued so far is written."""
@@ -116,6 +117,9 @@ class Bookkeeper:
             self._settled.add(contribution_id)
             self._settled.update(self._machine.own[contribution_id].carries)
             reason = self.refused.get(contribution_id, "")
+            if not reason:
+                self._confirmed.add(contribution_id)
+                self._confirmed.update(self._machine.own[contribution_id].carries)
             self._mark(contribution_id, "refused" if reason else "confirmed", reason)
 
     def note_round(self, commit_id: str, state_hash: str) -> None:

@@ -44,6 +44,8 @@ from volunteer.rounds.records import Close, Contribution, Record
 
 log = logging.getLogger(__name__)
 TICK_S = 0.25
+MAX_ARRIVED = 256
+"""Contributions whose exchange is being timed; old ones whose blob nobody needs never end."""
 CATCH_UP_HEIGHTS = 2
 KNOWN_CONTRIBUTIONS = 64
 """How many of our newest contributions the trainer is told, to judge how old its snapshot is."""
@@ -72,6 +74,9 @@ class RoundDriver:
         self.trainer: TrainerService
         self._send, self._events = trio.open_memory_channel[ev.Event | Callable[[], None]](math.inf)
         self._encoding: str | None = None
+        self._unwritten: list[Record] = []
+        self._is_snapshot_known = False
+        """Whether a trainer has said what its snapshot holds: until then that blob looks unused."""
         self._arrived: dict[str, float] = {}
         self.held_out_loss: float | None = None
         self.storage_problem = ""
@@ -91,9 +96,12 @@ class RoundDriver:
         except StorageFullError as error:
             self.storage_problem = str(error)
             return
+        self.storage_problem = ""
         if is_new:
             if isinstance(signed.record, Contribution):
                 self._arrived[signed.record.blob_id] = now_s()
+                if len(self._arrived) > MAX_ARRIVED:
+                    del self._arrived[next(iter(self._arrived))]
             self.post(ev.RecordArrived(signed.record_id, signed.record))
 
     @property
@@ -146,6 +154,9 @@ class RoundDriver:
         states = self._files.state_events(self.machine, verified)
         for event in states:
             self.machine.handle(event, now_s())
+        # A kill may have come between a record and its line in the books; again changes nothing.
+        for contribution_id in list(self.machine.own)[-KNOWN_CONTRIBUTIONS:]:
+            self._keeper.note_own(contribution_id)
         run_id = self.machine.rules.run_id
         log.info("run=%s records=%d states=%d loaded", run_id[:12], len(records), len(states))
 
@@ -172,8 +183,11 @@ class RoundDriver:
         if isinstance(event, ev.BlobHeld) and event.blob_id in self._arrived:
             self._clock.note_exchange(now_s() - self._arrived.pop(event.blob_id))
         if isinstance(event, ev.StateHeld):
-            await trio.to_thread.run_sync(self._log.note, "verified", event.commit_id)
+            await self._note("verified", event.commit_id)
         actions = deque(self.machine.handle(event, now_s()))
+        self._is_snapshot_known |= isinstance(event, ev.TrainerReady)
+        if isinstance(event, ev.Ticked):
+            actions.extendleft(reversed(await self._publish_unwritten()))
         while actions:
             action = actions.popleft()
             if isinstance(action, ev.PublishRecord):
@@ -186,16 +200,42 @@ class RoundDriver:
         try:
             await self._book.keep(signed, is_own=True)
         except StorageFullError as error:
-            # Not sent, so nothing depends on it; the trainer's snapshot still has the work.
+            # Not sent, so nothing depends on it yet. The machine counts it as signed and will not
+            # make another, so it is this very record that is tried again.
+            if not self.storage_problem:
+                log.error("record=%s not written: %s", signed.record_id[:12], error)
             self.storage_problem = str(error)
-            log.error("record=%s not written: %s", signed.record_id[:12], error)
+            self._unwritten.append(record)
             return []
+        self.storage_problem = ""
         actions = self.machine.handle(ev.RecordArrived(signed.record_id, record), now_s())
         if isinstance(record, Contribution):
             self._keeper.note_own(signed.record_id)
         if self._files.nursery is not None:
             self._files.nursery.start_soon(self.exchange.publish, signed)
         return actions
+
+    async def _publish_unwritten(self) -> list[ev.Action]:
+        """Try again what the full disk did not take, in order."""
+        waiting, self._unwritten = self._unwritten, []
+        actions: list[ev.Action] = []
+        for number, record in enumerate(waiting):
+            actions += await self._publish(record)
+            if self._unwritten:
+                self._unwritten += waiting[number + 1 :]
+                break
+        return actions
+
+    def _unwritten_blobs(self) -> set[str]:
+        return {r.blob_id for r in self._unwritten if isinstance(r, Contribution)}
+
+    async def _note(self, kind: str, payload: str) -> None:
+        """Keep a fact for the next start; on a full disk that start has to find it out again."""
+        try:
+            await trio.to_thread.run_sync(self._log.note, kind, payload)
+        except StorageFullError as error:
+            self.storage_problem = str(error)
+            log.warning("%s=%s not noted: %s", kind, payload[:12], error)
 
     # ----------------------------------------------------------------------------- actions
 
@@ -209,7 +249,7 @@ class RoundDriver:
                 self._move(action)
             case ev.DropWork(contribution_ids, reason):
                 for contribution_id in contribution_ids:
-                    await trio.to_thread.run_sync(self._log.note, "dropped", contribution_id)
+                    await self._note("dropped", contribution_id)
                 log.warning("work=%d contributions dropped: %s", len(contribution_ids), reason)
                 self._keeper.note_move(reason)
             case ev.Finalise(_, _, own_listed):
@@ -231,7 +271,8 @@ class RoundDriver:
         self._moved_to = action.commit_id
         self._keeper.note_round(action.commit_id, state_hash)
         self._files.start_evaluation(action.commit_id, state_hash, self._take_loss)
-        self._files.prune(self.machine)
+        if self._is_snapshot_known:
+            self._files.prune(self.machine, keep=self._unwritten_blobs())
         log.info(
             "run=%s round=%d commit=%s state=%s listed=%d final=%d carried=%d",
             self.machine.rules.run_id[:12],
@@ -290,9 +331,10 @@ class RoundDriver:
     def _note_lost(self, lost: tuple[str, ...]) -> None:
         reason = "its blob is no longer on this disk"
         log.error("work=%d contributions dropped: %s", len(lost), reason)
-        for contribution_id in lost:
-            self._log.note("dropped", contribution_id)
         self._keeper.note_move(reason)
+        assert self._files.nursery is not None
+        for contribution_id in lost:
+            self._files.nursery.start_soon(self._note, "dropped", contribution_id)
 
     async def on_trainer_event(self, event: TrainerEvent) -> None:
         """Turn what the trainer says into events."""

@@ -6,9 +6,10 @@ it could not be done; the machine asks again if it still wants it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import trio
 
@@ -21,6 +22,7 @@ from volunteer.agent.aggregator_service import (
     AggregatorService,
 )
 from volunteer.agent.record_log import RecordLog
+from volunteer.errors import StorageFullError
 from volunteer.messages import (
     ApplyCommit,
     BlobValidated,
@@ -43,6 +45,7 @@ log = logging.getLogger(__name__)
 FETCH_DEADLINE_S = 60.0
 STATE_DEADLINE_S = 3600.0
 RETRY_AFTER_S = 2.0
+GENESIS_AGAIN_S = 60.0
 KEEP_UNREFERENCED_S = 600.0
 """A file that nothing refers to may be one that is just being made."""
 _HEADER_BYTES = 64 * 1024
@@ -101,7 +104,8 @@ class ModuleFiles:
                 continue
             except AggregatorRefusedError as error:
                 log.error("genesis refused: %s", error)
-                return
+                await trio.sleep(GENESIS_AGAIN_S)  # noqa: TID251 - the disk may have room by then
+                continue
             self.post(ev.StateHeld(genesis))
             return
 
@@ -180,7 +184,8 @@ class ModuleFiles:
         self, machine: Machine, parent: str, listed: tuple[ev.Listed, ...]
     ) -> StateBuilt:
         key = (parent, tuple(one.contribution_id for one in listed))
-        if key not in self._computed:
+        known = self._computed.get(key)
+        if known is None or not self._store.has(known.state_hash):  # it may have been pruned
             works = tuple(
                 ListedWork(
                     contribution_id=one.contribution_id,
@@ -219,7 +224,10 @@ class ModuleFiles:
             if outcome.refused_reason and outcome.contribution_id in machine.own:
                 self.on_refused(outcome.contribution_id, outcome.refused_reason)
                 text = f"{outcome.contribution_id} {outcome.refused_reason}"
-                await trio.to_thread.run_sync(self._log.note, "refused", text)
+                try:
+                    await trio.to_thread.run_sync(self._log.note, "refused", text)
+                except StorageFullError as error:  # only the stats after a restart miss it
+                    log.warning("refused=%s not noted: %s", outcome.contribution_id[:12], error)
 
     async def _compute_proposal(self, action: ev.ComputeProposal, machine: Machine) -> None:
         try:
@@ -271,26 +279,29 @@ class ModuleFiles:
 
     # ----------------------------------------------------------------------------- pruning
 
-    def prune(self, machine: Machine) -> None:
-        """Delete blobs and states that nothing can need any more."""
+    def prune(self, machine: Machine, *, keep: Collection[str] = ()) -> None:
+        """Delete blobs and states that nothing can need any more, but for those in `keep`."""
         assert self.nursery is not None
         assert machine.tip is not None
         oldest = machine.known.facts[machine.tip].height - self._spec.rounds.journal_rounds
-        keep = {c.blob_id for c in machine.known.contributions.values() if c.round_index >= oldest}
-        keep |= _needed_own_blobs(machine)
+        known = machine.known.contributions.values()
+        needed = {*keep, *(c.blob_id for c in known if c.round_index >= oldest)}
+        needed |= _needed_own_blobs(machine)
         for commit_id in list(machine.known.states):
             if machine.known.facts[commit_id].height >= oldest:
-                keep.add(self.state_hash_of(machine, commit_id))
+                needed.add(self.state_hash_of(machine, commit_id))
             else:
                 self.post(ev.StateDropped(commit_id))
-        self.nursery.start_soon(trio.to_thread.run_sync, self._delete_others, keep)
+        self.nursery.start_soon(trio.to_thread.run_sync, self._delete_others, needed)
 
     def _delete_others(self, keep: set[str]) -> None:
         newest = time.time() - KEEP_UNREFERENCED_S
         for blob_id in self._store.list_ids():
-            file = self._store.file_of(blob_id)
-            if blob_id not in keep and file.stat().st_mtime < newest:
-                self._store.delete(blob_id)
+            if blob_id in keep:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another prune was faster
+                if self._store.file_of(blob_id).stat().st_mtime < newest:
+                    self._store.delete(blob_id)
 
 
 def _needed_own_blobs(machine: Machine) -> set[str]:
