@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import trio
 
-from p2p.errors import P2PError
+from p2p.errors import P2PError, RequestRefusedError
 from p2p.swarm import Swarm
 from volunteer.agent.clock import now_s
 from volunteer.agent.peer_memory import PeerMemory
@@ -200,12 +200,15 @@ class Exchange:
             await self._take_reply(peer_id, await self._ask(peer_id, self._pages.ask_for(wanted)))
         from_height = self._pages.first_height()
         for _ in range(MAX_PAGES):
+            num_known = len(self._book)
             reply = await self._ask(peer_id, self._pages.request(from_height))
             highest = await self._take_reply(peer_id, reply)
             for push in await self._pages.pushes(reply.want):
                 await self._ask(peer_id, push)
             if not reply.has_more or highest is None:
                 return
+            if highest - 1 <= from_height and len(self._book) == num_known:
+                return  # nothing of it was new, or there is no room to keep it
             from_height = max(from_height, highest - 1)
 
     async def _ask(self, peer_id: str, request: bytes) -> SyncReply:
@@ -231,9 +234,16 @@ class Exchange:
         return highest
 
     async def _respond(self, peer_id: str, data: bytes) -> bytes:
-        answer = await self._pages.answer(data)
+        try:
+            answer = await self._pages.answer(data)
+        except WireError as error:
+            raise RequestRefusedError(str(error)) from error
         for envelope in answer.pushed:
-            await self._on_record(self._book.verify(envelope))
+            try:
+                signed = self._book.verify(envelope)
+            except RecordError as error:
+                raise RequestRefusedError(str(error)) from error
+            await self._on_record(signed)
         if answer.closed_base is not None:
             self._on_closed(peer_id, answer.closed_base)
         return encode(answer.reply)

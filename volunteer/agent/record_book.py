@@ -43,6 +43,9 @@ def verify_envelope(data: bytes, run_id: str, module_id: str) -> SignedRecord:
         RecordError: malformed, of another run or module, or not signed by its author.
     """
     envelope = parse_envelope(data)
+    if encode_envelope(envelope.body, envelope.signature) != data:
+        # Else anyone could pass a record on with padding, and everyone would keep that.
+        raise RecordError("the envelope is not in its one form")
     record = parse_body(envelope.body)
     if (record.run_id, record.module_id) != (run_id, module_id):
         raise RecordError("a record of another run or module")
@@ -112,6 +115,10 @@ class RecordBook:
             is_own=is_own,
         )
 
+    def __len__(self) -> int:
+        """Count the records that are kept."""
+        return len(self._height_of)
+
     def has(self, record_id: str) -> bool:
         """Return whether this record is kept."""
         return record_id in self._height_of
@@ -121,9 +128,30 @@ class RecordBook:
         chosen = [i for i, h in self._height_of.items() if h >= height]
         return sorted(chosen, key=lambda i: -self._height_of[i])
 
-    async def envelopes_of(self, record_ids: Iterable[str]) -> list[bytes]:
-        """Return the envelopes of those that are kept, by height, the lowest first."""
+    async def page_of(
+        self, record_ids: Iterable[str], most_bytes: int
+    ) -> tuple[tuple[bytes, ...], bool]:
+        """Return the envelopes of those that are kept, by height, the lowest first.
+
+        Args:
+            record_ids: which; unknown ones are left out.
+            most_bytes: where to stop, but for a first envelope that is larger alone.
+
+        Returns:
+            The envelopes, and whether some are left.
+        """
         wanted = sorted(
             (i for i in record_ids if i in self._height_of), key=lambda i: self._height_of[i]
         )
-        return await trio.to_thread.run_sync(lambda: [self._log.get(i) for i in wanted])
+        return await trio.to_thread.run_sync(self._read_page, wanted, most_bytes)
+
+    def _read_page(self, wanted: list[str], most_bytes: int) -> tuple[tuple[bytes, ...], bool]:
+        page: list[bytes] = []
+        size_bytes = 0
+        for record_id in wanted:
+            envelope = self._log.get(record_id)
+            size_bytes += len(envelope)
+            if page and size_bytes > most_bytes:
+                return tuple(page), True
+            page.append(envelope)
+        return tuple(page), False

@@ -70,7 +70,11 @@ class SyncPages:
         else:
             self._step_back_heights = 0
         height = final.height if final is not None else 0
-        return max(0, height - OVERLAP_HEIGHTS - self._step_back_heights)
+        start = max(0, height - OVERLAP_HEIGHTS - self._step_back_heights)
+        if start == 0:
+            # What still waits may wait for what never was: not everything again each time.
+            self._step_back_heights = 0
+        return start
 
     def request(self, from_height: int) -> bytes:
         """Return the request that says what is here from `from_height` on."""
@@ -96,8 +100,7 @@ class SyncPages:
 
     async def pushes(self, want: Iterable[bytes]) -> list[bytes]:
         """Return the messages that bring a neighbour what it wants."""
-        envelopes = await self._book.envelopes_of(i.hex() for i in want)
-        page, _ = _cut(envelopes)
+        page, _ = await self._book.page_of((i.hex() for i in want), PAGE_BYTES)
         if not page:
             return []
         push = PushRecords(run_id=self.run_id, module_id=self.module_id, envelopes=page)
@@ -116,7 +119,7 @@ class SyncPages:
             case SyncRequest():
                 return await self._answer_sync(message)
             case RecordsRequest(ids=ids):
-                page, has_more = _cut(await self._book.envelopes_of(i.hex() for i in ids))
+                page, has_more = await self._book.page_of((i.hex() for i in ids), PAGE_BYTES)
                 return Answer(SyncReply(envelopes=page, has_more=has_more))
             case PushRecords(envelopes=envelopes):
                 return Answer(SyncReply(), pushed=envelopes)
@@ -124,9 +127,7 @@ class SyncPages:
     async def _answer_sync(self, message: SyncRequest) -> Answer:
         have = {i.hex() for i in message.have}
         mine = self._book.ids_from(message.from_height)
-        page, has_more = _cut(
-            await self._book.envelopes_of(i for i in reversed(mine) if i not in have)
-        )
+        page, has_more = await self._book.page_of((i for i in mine if i not in have), PAGE_BYTES)
         want = [i for i in have if not self._book.has(i)]
         tip = self._machine.tip or self._machine.rules.genesis_id
         reply = SyncReply(
@@ -144,15 +145,3 @@ class SyncPages:
 
 def _raw(record_ids: Iterable[str]) -> tuple[bytes, ...]:
     return tuple(bytes.fromhex(i) for i in record_ids)
-
-
-def _cut(envelopes: list[bytes]) -> tuple[tuple[bytes, ...], bool]:
-    """Return as many of the first envelopes as fit in a page, and whether some are left."""
-    page: list[bytes] = []
-    size_bytes = 0
-    for envelope in envelopes:
-        size_bytes += len(envelope)
-        if page and size_bytes > PAGE_BYTES:
-            return tuple(page), True
-        page.append(envelope)
-    return tuple(page), False
