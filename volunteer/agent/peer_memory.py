@@ -7,6 +7,7 @@ since the handshake proves who is there. A damaged file is no loss: it is writte
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -21,9 +22,11 @@ log = logging.getLogger(__name__)
 MAX_PEERS = 64
 MAX_FILE_BYTES = 256 * 1024
 SAVE_EVERY_S = 5.0
+MAX_ADDRS = 8
+_ADDR = re.compile(r"/[ !#-\[\]-~]{1,199}")
 
 _Addrs = Annotated[
-    tuple[Annotated[str, msgspec.Meta(max_length=200)], ...], msgspec.Meta(max_length=8)
+    tuple[Annotated[str, msgspec.Meta(max_length=200)], ...], msgspec.Meta(max_length=MAX_ADDRS)
 ]
 _decoder = msgspec.json.Decoder(dict[str, _Addrs])
 
@@ -43,7 +46,8 @@ class PeerMemory:
             data = self._file.read_bytes()
             if len(data) > MAX_FILE_BYTES:
                 raise msgspec.ValidationError(f"larger than {MAX_FILE_BYTES} bytes")
-            self._addrs = _decoder.decode(data)
+            known = _decoder.decode(data)
+            self._addrs = dict(list(known.items())[-MAX_PEERS:])
         except FileNotFoundError:
             pass
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -52,6 +56,8 @@ class PeerMemory:
 
     def note(self, peer_id: str, addrs: tuple[str, ...]) -> None:
         """A peer says where it listens."""
+        # What is no address may fill the file: JSON writes one odd character as six.
+        addrs = tuple(addr for addr in addrs if _ADDR.fullmatch(addr))[:MAX_ADDRS]
         if not addrs or self._addrs.get(peer_id) == addrs:
             return
         self._addrs.pop(peer_id, None)
@@ -71,5 +77,5 @@ class PeerMemory:
         self._is_changed = False
         try:
             replace_file(self._file, msgspec.json.encode(self._addrs))
-        except StorageFullError as error:
+        except (StorageFullError, OSError) as error:  # only costs the next start some time
             log.warning("peers not remembered: %s", error)
