@@ -38,13 +38,30 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         _run(options)
     except (VolunteerError, P2PError) as error:
-        hint = getattr(error, "hint", "")
-        log.error("%s%s", error, f" (hint: {hint})" if hint else "")
-        sys.exit(getattr(error, "exit_code", 1))
+        _end_with(error)
+    except ExceptionGroup as group:
+        cause = _only_cause(group)
+        if isinstance(cause, VolunteerError | P2PError):
+            _end_with(cause)
+        log.exception("the agent ended by an error of its own: please report it with this log")
+        sys.exit(1)
     except Exception:
         log.exception("the agent ended by an error of its own: please report it with this log")
         sys.exit(1)
     sys.exit(0)
+
+
+def _end_with(error: VolunteerError | P2PError) -> NoReturn:
+    hint = getattr(error, "hint", "")
+    log.error("%s%s", error, f" (hint: {hint})" if hint else "")
+    sys.exit(getattr(error, "exit_code", 1))
+
+
+def _only_cause(error: BaseException) -> BaseException:
+    """Return the error inside nurseries' groups, if it is a single one."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
