@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+import msgspec
 from blake3 import blake3
 
 from tests.simulation.trainer_model import Contents, Snapshot, TrainerModel
 from tests.simulation.world import World
 from volunteer.rounds import events as ev
-from volunteer.rounds.chain import ChainRules
+from volunteer.rounds.chain import ChainRules, listed_in_order
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.records import (
     Close,
+    Commit,
     Contribution,
     Record,
     author_of,
@@ -77,8 +79,8 @@ class Member:
     is_contributing: bool = False
     banned: set[str] = field(default_factory=set)
     num_starts: int = 0
-    num_switches: int = 0
-    bad_blobs: set[str] = field(default_factory=set)
+    is_liar: bool = False
+    """Votes for whatever it stands on, and signs two commits where it proposes."""
 
     # ---------------------------------------------------------------------- starts and ends
 
@@ -201,16 +203,38 @@ class Member:
         self.referee.check(self)
 
     def _publish(self, record: Record) -> list[ev.Action]:
+        if self.is_liar and isinstance(record, Contribution):
+            record = msgspec.structs.replace(record, vote=True)
         record_id = record_id_of(encode_body(record))
         if not isinstance(record, Close):
             self.disk.records.setdefault(record_id, record)
             self.referee.note_published(record_id, record)
         actions = self.machine.handle(ev.RecordArrived(record_id, record), self._clock())
-        if self.world.net.has_gossip:
-            for peer in self.peers.values():
-                if peer is not self:
-                    self.world.send(self.me, peer.me, partial(peer.receive, record_id, record))
+        peers = [peer for peer in self.peers.values() if peer is not self]
+        if self.is_liar and isinstance(record, Commit) and len(record.contributions) > 1:
+            other = self._second_commit(record)
+            other_id = record_id_of(encode_body(other))
+            self.disk.records[other_id] = other
+            self._gossip(other_id, other, peers[::2])
+            peers = peers[1::2]
+        self._gossip(record_id, record, peers)
         return actions
+
+    def _gossip(self, record_id: str, record: Record, peers: list[Member]) -> None:
+        for peer in peers:
+            if self.world.net.has_gossip and not are_cut_off(self, peer):
+                self.world.send(self.me, peer.me, partial(peer.receive, record_id, record))
+
+    def _second_commit(self, commit: Commit) -> Commit:
+        """Return another valid commit for the same parent and rank: one contribution less."""
+        known = self.machine.known
+        listed_ids = commit.contributions[1:]
+        listed = listed_in_order(listed_ids, known.facts[commit.parent], known.contributions)
+        return msgspec.structs.replace(
+            commit,
+            contributions=listed_ids,
+            state_hash=self._state_after(commit.parent, listed),
+        )
 
     def receive(self, record_id: str, record: Record) -> None:
         """A record with a good signature has come from somebody."""
@@ -257,8 +281,7 @@ class Member:
             if peer is not self
             and peer.is_up
             and self.world.are_linked(self.me, peer.me)
-            and peer.me not in self.banned
-            and self.me not in peer.banned
+            and not are_cut_off(self, peer)
         ]
 
     def _fetch_blob(self, contribution_id: str, contribution: Contribution) -> None:
@@ -344,7 +367,7 @@ class Member:
 
     def answer_sync(self, asking: Member) -> None:
         """A neighbour says what it has; take what is new, and send back what it lacks."""
-        if not self.is_up or author_is_banned(self, asking):
+        if not self.is_up or are_cut_off(self, asking):
             return
         self._take_all(asking)
         self.world.send(self.me, asking.me, partial(asking.take_answer, self))
@@ -370,6 +393,6 @@ class Member:
             self.receive(record_id_of(encode_body(closer)), closer)
 
 
-def author_is_banned(one: Member, other: Member) -> bool:
+def are_cut_off(one: Member, other: Member) -> bool:
     """Return whether either has cut the other off."""
     return other.me in one.banned or one.me in other.banned

@@ -63,6 +63,8 @@ class Referee:
     def note_final(self, member: Member, action: ev.Finalise) -> None:
         """I2: no two conflicting finals unless a reset lies between."""
         facts = member.machine.known.facts
+        if member.me not in self.honest:
+            return
         self.final_lags.append(facts[member.machine.tip or ""].height - action.round_index)
         if action.commit_id in self.finals:
             return
@@ -79,7 +81,9 @@ class Referee:
         self.finals.add(action.commit_id)
 
     def note_alarm(self, member: Member, action: ev.RaiseAlarm) -> None:
-        """Rule 18: only dishonest members can bring this about."""
+        """Rule 18: no honest member may come to that while less than the quorum lies."""
+        if member.me not in self.honest:
+            return
         raise BrokenRule(f"{member.me}: alarm, {action}")
 
     def units_on_chain(self, commit_id: str) -> frozenset[Unit]:

@@ -40,6 +40,8 @@ class Scenario:
     """One long partition in two halves, from round 3 on."""
     num_newcomers: int = 0
     """Of the members, these come later, one every three rounds."""
+    num_liars: int = 0
+    """Of the members, these sign two things of which only one may be."""
     expiry_rounds: int = 8
     quorum: tuple[int, int] = (1, 2)
     grace_s: float = 8.0
@@ -91,7 +93,8 @@ class Simulation:
         self.rng = random.Random(self.seed)
         self.world = World(self.rng, scenario.net)
         names = [f"peer-{i:02d}" for i in range(scenario.num_members)]
-        self.referee = Referee(self.contents, frozenset(names))
+        liars = names[1 : 1 + scenario.num_liars]
+        self.referee = Referee(self.contents, frozenset(names) - frozenset(liars))
         numerator, denominator = scenario.quorum
         rules = ChainRules(
             run_id=RUN_ID,
@@ -113,6 +116,7 @@ class Simulation:
                 contents=self.contents,
                 referee=self.referee,
                 peers=self.members,
+                is_liar=name in liars,
                 tokens_per_s=self.rng.choice((5.0, 10.0, 20.0)),
             )
 
@@ -220,7 +224,11 @@ class Simulation:
         self.world.after(5.0, self._look)
 
     def _do_tips_differ(self) -> bool:
-        up = [m.machine for m in self.members.values() if m.is_up and m.is_contributing]
+        up = [
+            m.machine
+            for m in self.members.values()
+            if m.is_up and m.is_contributing and not m.is_liar
+        ]
         tips = {m.tip for m in up if m.tip is not None}
         return any(
             not any(tip in m.work.chain or m.tip in self._chain_above(tip) for m in up[:1])
@@ -239,7 +247,7 @@ class Simulation:
         return chain[-1] if tip in chain[-3:] else tip
 
     def _report(self) -> Report:
-        members = list(self.members.values())
+        members = [m for m in self.members.values() if not m.is_liar]
         tallest = max(members, key=lambda m: len(m.machine.work.chain)).machine
         heads = Counter(self._head_of(member, tallest.work.chain) for member in members)
         height = len(tallest.work.chain) - 1
@@ -247,7 +255,7 @@ class Simulation:
         ideal = scenario.num_rounds * ROUND_S / (ROUND_S + 4 * net.median_s + net.fetch_s)
         ideal += scenario.quiet_rounds * ROUND_S / (ROUND_S + 4 * USUAL.median_s + USUAL.fetch_s)
         lags = self.referee.final_lags
-        kept = {unit for units in self.referee.kept.values() for unit in units}
+        kept = {u for m in members for u in self.referee.kept.get(m.me, ())}
         on_chain = self.referee.units_on_chain(tallest.tip or "")
         listed = sum(unit.tokens for unit in kept & on_chain)
         return Report(

@@ -26,6 +26,8 @@ class Needs:
     """Commit whose state is to be fetched; empty: none."""
     compute: str = ""
     """Commit whose state is to be computed from its parent's; empty: none."""
+    lowest: str = ""
+    """The lowest commit that is not usable yet; empty: none."""
 
 
 def needs_of_headers(known: Knowledge, best: str) -> Needs:
@@ -36,14 +38,14 @@ def needs_of_headers(known: Knowledge, best: str) -> Needs:
     lowest = missing[: -CATCH_UP_HEIGHTS - 1 : -1]
     contributions = tuple(i for c in lowest for i in known.commits[c].contributions)
     if len(missing) < CATCH_UP_HEIGHTS:
-        return Needs(contributions)
+        return Needs(contributions, lowest=missing[-1])
     facts = known.facts[best]
     # Voters stood on what is certified, so they have checked it: not only its proposer.
     trusted_height = max(facts.certified_height, facts.final_height)
     if len(missing) > JOURNAL_HEIGHTS:
         trusted_height = max(trusted_height, facts.height - RECENT_COMMITS + 1)
     target = next((c for c in missing if known.facts[c].height <= trusted_height), "")
-    return Needs(contributions, state_of=target)
+    return Needs(contributions, state_of=target, lowest=missing[-1])
 
 
 def needs_of_state(known: Knowledge, best: str, tip: str | None, *, has_failed: bool) -> Needs:

@@ -13,7 +13,7 @@ a chain of ten thousand heights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from volunteer.rounds.chain import (
@@ -63,6 +63,8 @@ class Knowledge:
     """Commits whose state has been computed, or fetched and hashed, here."""
     states: set[str] = field(default_factory=set)
     """Commits whose state file is on disk."""
+    withheld: dict[str, float] = field(default_factory=dict)
+    """Commits that nobody seems to have the files of -> when to pursue them again, own clock."""
     _unusable: set[str] = field(default_factory=set)
     """Valid, and neither usable nor refused yet."""
     _needed_by: dict[str, set[str]] = field(default_factory=dict)
@@ -77,8 +79,8 @@ class Knowledge:
         genesis = self.rules.genesis_id
         self.facts[genesis] = genesis_facts(self.rules)
         self.usable.add(genesis)
-        self.usable_choice = TipChoice(self._tree(self.usable), genesis)
-        self.header_choice = TipChoice(self._tree(None), genesis)
+        self.usable_choice = TipChoice(self._tree(self._may_stand_on), genesis)
+        self.header_choice = TipChoice(self._tree(self._may_be_had), genesis)
 
     # ------------------------------------------------------------------------------ arriving
 
@@ -266,23 +268,43 @@ class Knowledge:
                 self._use(commit_id)
                 stack.extend(self.children.get(commit_id, ()))
 
+    def withhold(self, commit_id: str, until_s: float) -> None:
+        """Look for a branch that can be had until then; nothing is refused by that."""
+        self.withheld[commit_id] = until_s
+        self.header_choice.note_removed()
+
+    def pursue_again(self, now_s: float) -> None:
+        """End what `withhold` began where its time is over, or where the commit has come."""
+        over = [c for c, until_s in self.withheld.items() if now_s >= until_s or c in self.usable]
+        for commit_id in over:
+            del self.withheld[commit_id]
+            self.header_choice.note_removed()
+
     # ----------------------------------------------------------------------------- looking
 
     @property
     def headers(self) -> Tree:
         """All valid commits that are not refused, whether or not their blobs are here."""
-        return self.header_choice.tree
+        return self._tree(lambda commit_id: commit_id not in self.refused)
 
-    def _tree(self, among: set[str] | None) -> Tree:
-        def may_stand_on(commit_id: str) -> bool:
-            return commit_id not in self.refused and (among is None or commit_id in among)
+    def _may_stand_on(self, commit_id: str) -> bool:
+        return commit_id in self.usable
 
+    def _may_be_had(self, commit_id: str) -> bool:
+        return commit_id not in self.refused and commit_id not in self.withheld
+
+    def _tree(self, may_stand_on: Callable[[str], bool]) -> Tree:
         return Tree(
             facts=self.facts,
             children=self.children,
             supporters=self.supporters,
             may_stand_on=may_stand_on,
         )
+
+    def state_hash_of(self, commit_id: str) -> str:
+        """Return the state hash that `commit_id` states; empty for the genesis."""
+        commit = self.commits.get(commit_id)
+        return commit.state_hash if commit is not None else ""
 
     def chain_down(self, commit_id: str) -> Iterator[str]:
         """Yield `commit_id` and its ancestors, the genesis last."""

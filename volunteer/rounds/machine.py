@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from volunteer.rounds import events as ev
 from volunteer.rounds.ballot import Ballot
-from volunteer.rounds.catch_up import JOURNAL_HEIGHTS, Needs, needs_of_headers, needs_of_state
+from volunteer.rounds.catch_up import needs_of_state
 from volunteer.rounds.chain import (
     ChainFacts,
     ChainRules,
@@ -27,6 +27,7 @@ from volunteer.rounds.chain import (
 )
 from volunteer.rounds.credit import MAX_CARRIED_AFTER_SWITCH, WorkState, to_drop
 from volunteer.rounds.drafts import Drafts
+from volunteer.rounds.fetching import Fetching
 from volunteer.rounds.fork_choice import is_ancestor, leaves_final
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.own_work import OwnWork
@@ -39,7 +40,7 @@ from volunteer.rounds.records import (
     Record,
     author_of,
 )
-from volunteer.rounds.requests import RECORD_AGAIN_S, Kind, Requests
+from volunteer.rounds.requests import Kind, Requests
 from volunteer.rounds.sampling import sample_contributions
 from volunteer.rounds.turn import (
     Timing,
@@ -79,6 +80,7 @@ class Machine:
     """Told to stop, not only not yet told to start."""
     _has_left: bool = True
     _requests: Requests = field(default_factory=Requests)
+    _fetching: Fetching = field(init=False)
     _encoded_bases: set[str] = field(default_factory=set)
     _told_pending: tuple[str, ...] = ()
     """What the trainer was last told to carry."""
@@ -90,6 +92,7 @@ class Machine:
         self.known = Knowledge(self.rules)
         self.ballot = Ballot(self.known.facts, lock_id=genesis)
         self.work = OwnWork(self.known.facts, self.known.listed_by, genesis)
+        self._fetching = Fetching(self.known, self._requests, self.timing, self.banned)
         self._drafts = Drafts(self.rules, self.me)
         self.final_id = genesis
 
@@ -122,7 +125,12 @@ class Machine:
         if self._is_awake:
             self._seek_tip(now_s)
         if self._is_awake and self.tip is not None:
-            self._ask_for_what_is_missing(now_s)
+            self._actions += self._fetching.what_is_missing(
+                self._facts(),
+                self._start_of_choice(),
+                now_s,
+                is_contributing=self.is_contributing,
+            )
             self._say_farewell()
             self._act(self._facts(), now_s)
         return self._actions
@@ -238,20 +246,9 @@ class Machine:
             return
         failures = self._requests.failures_of(best)
         needs = needs_of_state(self.known, best, self.tip, has_failed=failures % 4 >= 2)
-        self._get_state(needs, now_s)
-
-    def _get_state(self, needs: Needs, now_s: float) -> None:
-        """Ask for the state that `needs` names; a paused member leaves its machine alone."""
-        if not self.is_contributing:
-            return
-        if needs.compute and self._requests.begin(Kind.COMPUTE, needs.compute, now_s):
-            commit = self.known.commits[needs.compute]
-            parent = self.known.facts[commit.parent]
-            listed = listed_in_order(commit.contributions, parent, self.known.contributions)
-            self._actions.append(ev.ComputeState(needs.compute, commit, listed))
-        wanted = needs.state_of
-        if wanted and self._requests.begin(Kind.FETCH_STATE, wanted, now_s):
-            self._actions.append(ev.FetchState(wanted, self.state_hash_of(wanted)))
+        # A paused member leaves its machine alone.
+        if self.is_contributing:
+            self._actions += self._fetching.state(needs, now_s)
 
     def _move(self, commit_id: str, now_s: float) -> None:
         self.tip = commit_id
@@ -279,8 +276,7 @@ class Machine:
 
     def state_hash_of(self, commit_id: str) -> str:
         """Return the state hash that `commit_id` states; empty for the genesis."""
-        commit = self.known.commits.get(commit_id)
-        return commit.state_hash if commit is not None else ""
+        return self.known.state_hash_of(commit_id)
 
     def _finalise(self, facts: ChainFacts) -> None:
         if facts.final_id == self.final_id:
@@ -297,34 +293,6 @@ class Machine:
     def work_states(self) -> dict[str, WorkState]:
         """Return what has become of each own contribution on the tip's chain (the books)."""
         return self.work.states()
-
-    # ---------------------------------------------------------------- asking for the rest
-
-    def _ask_for_what_is_missing(self, now_s: float) -> None:
-        for record_id in self.known.missing_records():
-            if self._requests.ask(record_id, now_s, RECORD_AGAIN_S):
-                self._actions.append(ev.FetchRecord(record_id))
-        facts = self._facts()
-        for base in (facts.commit_id, facts.parent_id):
-            for contribution_id in sorted(self.known.based_on.get(base, ())):
-                if self.known.contributions[contribution_id].author not in self.banned:
-                    self._ask_for_blob(contribution_id, now_s)
-        start = self._start_of_choice()
-        usable = self.known.facts[self.known.usable_choice.best(start)]
-        if not self.is_contributing and usable.height >= facts.height + JOURNAL_HEIGHTS:
-            return  # enough is kept to go on with; after a longer pause a state is fetched
-        needs = needs_of_headers(self.known, self.known.header_choice.best(start))
-        for contribution_id in needs.contributions:
-            self._ask_for_blob(contribution_id, now_s)
-        self._get_state(Needs(state_of=needs.state_of), now_s)
-
-    def _ask_for_blob(self, contribution_id: str, now_s: float) -> None:
-        contribution = self.known.contributions[contribution_id]
-        is_here = contribution.blob_id in self.known.blobs
-        if is_here or contribution.blob_id in self.known.bad_blobs:
-            return
-        if self._requests.ask(contribution_id, now_s):
-            self._actions.append(ev.FetchBlob(contribution_id, contribution))
 
     # ------------------------------------------------------------------------------ acting
 

@@ -16,6 +16,9 @@ LONGEST_PAUSE_S = 30.0
 RECORD_AGAIN_S = 15.0
 """A record that nobody had is asked for again; the exchange with neighbours brings it as well."""
 
+WITHHELD_FAILURES = 3
+"""After so many failures in a row another branch is looked at meanwhile."""
+
 
 class Kind(Enum):
     """Of requests of which one is under way at a time."""
@@ -82,6 +85,10 @@ class Requests:
     def failures_of(self, subject: str) -> int:
         """Return how often in a row this has failed."""
         return self._failures.get(subject, 0)
+
+    def seems_withheld(self, subject: str, now_s: float) -> bool:
+        """Return whether this has just failed again, after having failed often."""
+        return self.failures_of(subject) >= WITHHELD_FAILURES and self._is_resting(subject, now_s)
 
     def aggregator_ended(self) -> None:
         """What it was computing may be asked for again."""
