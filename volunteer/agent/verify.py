@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import sqlite3
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -15,19 +16,23 @@ from pathlib import Path
 import msgspec
 import trio
 
-from p2p.blobstore import BlobStore
-from volunteer.agent.aggregator_service import AggregatorService
+from p2p.blobstore import BlobStore, blob_id_of_bytes
+from volunteer.agent.aggregator_service import (
+    AggregatorLostError,
+    AggregatorRefusedError,
+    AggregatorService,
+)
 from volunteer.agent.joined_run import chain_rules, verify_publisher
 from volunteer.agent.record_book import SignedRecord, verify_envelope
 from volunteer.agent.record_log import RecordLog
-from volunteer.errors import VolunteerError
+from volunteer.errors import CheckpointError, VolunteerError
 from volunteer.files import make_private_dir
 from volunteer.locations import HOME_VARIABLE, Locations
 from volunteer.messages import ApplyCommit, BuildGenesis, ListedWork, StateBuilt
 from volunteer.rounds.chain import listed_in_order
 from volunteer.rounds.fork_choice import choose_tip
 from volunteer.rounds.knowledge import Knowledge
-from volunteer.rounds.records import DENSE_MODULE
+from volunteer.rounds.records import DENSE_MODULE, RecordError
 from volunteer.run import RunSpec, read_run_spec
 
 MIN_LISTED = 2
@@ -66,7 +71,7 @@ def verify_demo(folder: Path) -> DemoCheck:
     """Replay a demo's folder.
 
     Raises:
-        VolunteerError: it is not a demo's folder, or a record is damaged.
+        VolunteerError: it is not a demo's folder, or its files cannot be read at all.
     """
     spec_file = folder / "demo.toml"
     homes = sorted(folder.glob("volunteer-*"))
@@ -81,37 +86,64 @@ def verify_demo(folder: Path) -> DemoCheck:
 
 
 async def _replay(spec: RunSpec, spec_file: Path, homes: list[Path], scratch: Path) -> DemoCheck:
-    records, heads = _read_records(spec, homes)
+    problems: list[str] = []
+    records, heads = _read_records(spec, homes, problems)
     known = _know(spec, records)
     blobs_dir = scratch / "modules" / DENSE_MODULE / "blobs"
     make_private_dir(blobs_dir)
     shutil.copy(spec_file, scratch / "spec.toml")
-    _gather_blobs(spec, homes, known, BlobStore(blobs_dir))
+    _gather_blobs(spec, homes, known, BlobStore(blobs_dir), problems)
     aggregator = AggregatorService(scratch, DENSE_MODULE, scratch / "aggregator.log")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(aggregator.run)
         aggregator.want()
-        replay = _Replay(spec, known, aggregator)
+        replay = _Replay(spec, known, aggregator, problems)
         check = await replay.run(len(records), heads)
         nursery.cancel_scope.cancel()
     return check
 
 
-def _read_records(spec: RunSpec, homes: list[Path]) -> tuple[dict[str, SignedRecord], list[str]]:
+def _read_records(
+    spec: RunSpec, homes: list[Path], problems: list[str]
+) -> tuple[dict[str, SignedRecord], list[str]]:
     """Return all volunteers' records, signatures verified, and each one's head."""
     records: dict[str, SignedRecord] = {}
     heads = []
     for home in homes:
-        locations = Locations.from_environment({HOME_VARIABLE: str(home)})
-        log = RecordLog(locations.record_file(spec.run_id, DENSE_MODULE))
         own = {}
-        for envelope in log.all():
-            signed = verify_envelope(envelope, spec.run_id, DENSE_MODULE)
-            own[signed.record_id] = signed
-        log.close()
+        for envelope in _read_envelopes(spec, home, problems):
+            try:
+                signed = verify_envelope(envelope, spec.run_id, DENSE_MODULE)
+            except RecordError as error:
+                problems.append(f"{home.name} keeps a forged record: {error}")
+            else:
+                own[signed.record_id] = signed
         records.update(own)
         heads.append(_head(spec, own))
     return records, heads
+
+
+def _read_envelopes(spec: RunSpec, home: Path, problems: list[str]) -> list[bytes]:
+    """Return what one volunteer keeps, up to the first damaged record."""
+    locations = Locations.from_environment({HOME_VARIABLE: str(home)})
+    record_file = locations.record_file(spec.run_id, DENSE_MODULE)
+    envelopes: list[bytes] = []
+    if not record_file.is_file():
+        problems.append(f"{home.name} has no records of this run")
+        return envelopes
+    try:
+        log = RecordLog(record_file)
+        try:
+            envelopes.extend(log.all())
+        finally:
+            log.close()
+    except CheckpointError as error:
+        problems.append(f"{home.name}: {error}")
+    except sqlite3.OperationalError as error:
+        raise VolunteerError(
+            f"{record_file} cannot be read: {error}", hint="end the agent that uses it"
+        ) from error
+    return envelopes
 
 
 def _head(spec: RunSpec, records: dict[str, SignedRecord]) -> str:
@@ -126,26 +158,40 @@ def _know(spec: RunSpec, records: dict[str, SignedRecord]) -> Knowledge:
     return known
 
 
-def _gather_blobs(spec: RunSpec, homes: list[Path], known: Knowledge, store: BlobStore) -> None:
+def _gather_blobs(
+    spec: RunSpec, homes: list[Path], known: Knowledge, store: BlobStore, problems: list[str]
+) -> None:
     """Copy the contributions' blobs from whoever has them; their names are their hashes."""
-    stores = []
+    wanted = sorted({c.blob_id for c in known.contributions.values()})
     for home in homes:
         locations = Locations.from_environment({HOME_VARIABLE: str(home)})
-        stores.append(BlobStore(locations.blobs_dir(spec.run_id, DENSE_MODULE)))
-    for contribution in known.contributions.values():
-        holder = next((s for s in stores if s.has(contribution.blob_id)), None)
-        if holder is not None:
-            store.add_bytes(holder.file_of(contribution.blob_id).read_bytes())
+        blobs_dir = locations.blobs_dir(spec.run_id, DENSE_MODULE)
+        for blob_id in wanted:
+            file = blobs_dir / blob_id
+            if not file.is_file():
+                continue
+            data = file.read_bytes()
+            if blob_id_of_bytes(data) != blob_id:
+                problems.append(f"{home.name} keeps a damaged blob {blob_id[:12]}")
+            elif not store.has(blob_id):
+                store.add_bytes(data)
+    for commit_id, facts in known.facts.items():
+        for contribution_id in sorted(facts.listed):
+            blob_id = known.contributions[contribution_id].blob_id
+            if not store.has(blob_id):
+                problems.append(f"commit {commit_id[:12]} lists blob {blob_id[:12]}: nobody has it")
 
 
 class _Replay:
     """The chain from the genesis to the head, computed anew."""
 
-    def __init__(self, spec: RunSpec, known: Knowledge, aggregator: AggregatorService) -> None:
+    def __init__(
+        self, spec: RunSpec, known: Knowledge, aggregator: AggregatorService, problems: list[str]
+    ) -> None:
         self._spec = spec
         self._known = known
         self._aggregator = aggregator
-        self._problems: list[str] = []
+        self._problems = problems
         self._listed_by: Counter[str] = Counter()
         self._tried = self._noticed = self._reproduced = 0
 
@@ -156,13 +202,10 @@ class _Replay:
         for volunteer, own_head in enumerate(heads):
             if own_head not in (*chain, genesis):
                 self._problems.append(f"volunteer {volunteer} ended on another branch")
-        built = await self._aggregator.ask(lambda i: BuildGenesis(request_id=i))
-        assert isinstance(built, StateBuilt)
-        state_hash = built.state_hash
-        for commit_id in chain:
-            if not await self._replay_commit(commit_id, state_hash):
-                break
-            state_hash = self._known.commits[commit_id].state_hash
+        try:
+            await self._replay_chain(chain)
+        except (AggregatorLostError, AggregatorRefusedError) as error:
+            self._problems.append(f"the replay ended after {self._reproduced} commits: {error}")
         self._judge_authors()
         return DemoCheck(
             run_id=self._spec.run_id,
@@ -175,6 +218,15 @@ class _Replay:
             listed_by_author=dict(self._listed_by),
             problems=self._problems,
         )
+
+    async def _replay_chain(self, chain: list[str]) -> None:
+        built = await self._aggregator.ask(lambda i: BuildGenesis(request_id=i))
+        assert isinstance(built, StateBuilt)
+        state_hash = built.state_hash
+        for commit_id in chain:
+            if not await self._replay_commit(commit_id, state_hash):
+                break
+            state_hash = self._known.commits[commit_id].state_hash
 
     async def _replay_commit(self, commit_id: str, parent_state: str) -> bool:
         commit = self._known.commits[commit_id]
@@ -197,13 +249,19 @@ class _Replay:
         self._reproduced += 1
         content = {o.contribution_id for o in built.outcomes if o.norm > 0 and o.weight > 0}
         self._listed_by.update({w.author for w in works if w.contribution_id in content})
-        await self._try_drops(commit_id, parent_state, works)
+        # One of weight 0 was refused: leaving it out need not change anything.
+        counted = tuple(work for work in works if work.contribution_id in content)
+        await self._try_drops(commit_id, parent_state, works, counted)
         return True
 
     async def _try_drops(
-        self, commit_id: str, parent_state: str, works: tuple[ListedWork, ...]
+        self,
+        commit_id: str,
+        parent_state: str,
+        works: tuple[ListedWork, ...],
+        counted: tuple[ListedWork, ...],
     ) -> None:
-        for left_out in works:
+        for left_out in counted:
             rest = tuple(work for work in works if work is not left_out)
             built = await self._apply(parent_state, rest)
             self._tried += 1
