@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 import trio
 
+from p2p.errors import P2PError
 from p2p.identity import load_or_create_identity
 from volunteer.agent.demo_client import ask
 from volunteer.agent.verify import DemoCheck, verify_demo
@@ -36,6 +37,8 @@ SETTLE_DEADLINE_S = 30.0
 END_DEADLINE_S = 30.0
 POLL_S = 0.5
 MIN_COMMITS = 3
+MAX_VOLUNTEERS = 16
+MAX_MINUTES = 24 * 60.0
 SPEC_NAME = "demo.toml"
 
 
@@ -98,14 +101,13 @@ class Demo:
         return spec
 
     def _start_all(self, homes: Sequence[Path]) -> None:
-        self._start(homes[0], [])
-        first = trio.run(_wait_up, homes[0])
-        for home in homes[1:]:
-            self._start(home, ["--bootstrap", first.listen_addrs[0]])
-        for home in homes[1:]:
-            trio.run(_wait_up, home)
+        first = trio.run(_wait_up, homes[0], self._start(homes[0], []))
+        flags = ["--bootstrap", first.listen_addrs[0]]
+        started = [(home, self._start(home, flags)) for home in homes[1:]]
+        for home, process in started:
+            trio.run(_wait_up, home, process)
 
-    def _start(self, home: Path, flags: Sequence[str]) -> None:
+    def _start(self, home: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
         locations = _locations(home)
         locations.prepare()
         argv = [sys.executable, "-m", "volunteer.agent", "--ignore-idle", "--device", "cpu"]
@@ -121,6 +123,7 @@ class Demo:
                 start_new_session=True,
             )
         self._processes.append(process)
+        return process
 
     async def _train(self, homes: Sequence[Path]) -> list[Status]:
         """Watch for the time given, then until all stand on one state."""
@@ -204,10 +207,10 @@ async def _status(home: Path) -> Status:
     return await ask(_locations(home), "status", Status, {})
 
 
-async def _wait_up(home: Path) -> Status:
+async def _wait_up(home: Path, process: subprocess.Popen[bytes]) -> Status:
     """Wait until an agent answers and says where it listens."""
     deadline_s = time.monotonic() + UP_DEADLINE_S
-    while time.monotonic() < deadline_s:
+    while time.monotonic() < deadline_s and process.poll() is None:
         try:
             status = await _status(home)
         except NoAgentError:
@@ -236,12 +239,24 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             _tell(check, check.problems, check.sentences(), as_json=options.json)
         if options.dir is None:
             parser.error("--dir or --verify is needed")
-        options.dir.mkdir(parents=True, exist_ok=True)
+        if not 1 <= options.volunteers <= MAX_VOLUNTEERS:
+            parser.error(f"--volunteers: from 1 to {MAX_VOLUNTEERS}")
+        if not 0 < options.minutes <= MAX_MINUTES:
+            parser.error(f"--minutes: more than 0, at most {MAX_MINUTES:g}")
+        _make_folder(options.dir)
         result = Demo(options.dir.absolute(), options.volunteers, options.minutes).run()
         _tell(result, result.problems, _sentences(result), as_json=options.json)
-    except VolunteerError as error:
-        say(f"allmende: {error}" + (f"\n  hint: {error.hint}" if error.hint else ""))
-        sys.exit(error.exit_code)
+    except (VolunteerError, P2PError) as error:
+        hint = getattr(error, "hint", "")
+        say(f"allmende: {error}" + (f"\n  hint: {hint}" if hint else ""))
+        sys.exit(getattr(error, "exit_code", 1))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VolunteerError(f"{folder} cannot be made: {error.strerror}") from error
 
 
 def _sentences(result: DemoResult) -> list[str]:
