@@ -63,6 +63,8 @@ BATTERIES = {
         8,
         0.55,
     ),
+    "liar-of-4": Battery(Scenario(num_members=4, num_liars=1, quorum=(2, 3), net=HOSTILE), 12, 0.7),
+    "liar-of-3": Battery(Scenario(num_members=3, num_liars=1), 6, 0.8),
 }
 
 

@@ -7,6 +7,7 @@ from tests.volunteer.rounds.desk import (
     ROUND_S,
     Desk,
     desk_at,
+    hear,
     hear_commit,
     newest_own,
     only,
@@ -98,6 +99,68 @@ def test_a_paused_member_computes_nothing_and_fetches_no_state() -> None:
     assert commits[-1] in desk.machine.known.usable
     (compute,) = only(desk.feed(ev.ContributingChanged(True)), ev.ComputeState)
     assert compute.commit_id == commits[0]
+
+
+def test_a_paused_member_keeps_the_blobs_of_eight_heights_and_no_more() -> None:
+    chain, tip, desk = desk_at()
+    desk.feed(ev.ContributingChanged(False))
+    commits = chain.rounds(tip, "bc", 12)
+    desk.feed(*(ev.RecordArrived(i, record) for i, record in chain.records.items()))
+    while asked := only(desk.actions, ev.FetchBlob):
+        desk.actions.clear()
+        desk.feed(*(ev.BlobHeld(action.contribution.blob_id) for action in asked))
+    usable = [c for c in commits if c in desk.machine.known.usable]
+    assert 8 <= len(usable) < 12
+
+
+def test_the_blobs_of_the_banned_are_fetched_only_when_a_commit_lists_them() -> None:
+    chain, tip, desk = desk_at()
+    cheat = others(desk)[0]
+    for tokens in (1, 2):
+        hear(desk, chain.contribution(cheat, tip, tokens=tokens))
+    assert desk.machine.banned == {cheat}
+    listed = chain.contribution(cheat, tip, vote=False, tokens=3)
+    record = chain.known.contributions[listed]
+    assert not only(desk.feed(ev.RecordArrived(listed, record)), ev.FetchBlob)
+    honest = chain.contribution(others(desk)[1], tip)
+    done = desk.feed(ev.RecordArrived(honest, chain.known.contributions[honest]))
+    assert [action.contribution_id for action in only(done, ev.FetchBlob)] == [honest]
+    done = hear_commit(desk, chain.commit(tip, [listed]))
+    assert [action.contribution_id for action in only(done, ev.FetchBlob)] == [listed]
+
+
+def test_while_nobody_has_the_best_branch_another_is_pursued_and_later_the_best_again() -> None:
+    chain, tip, desk = desk_at()
+    first, second = others(desk)
+    kept_back = chain.contribution(first, tip)
+    best = chain.commit(tip, [kept_back, chain.contribution(second, tip)])
+    chain.contribution(second, best, vote=False)
+    other = chain.commit(tip, [chain.contribution("z", tip)])
+    child = chain.round(other, "z")
+    lacking = chain.known.contributions[kept_back]
+    asked: list[str] = []
+    for action in desk.feed(*(ev.RecordArrived(i, r) for i, r in chain.records.items())):
+        asked += [action.contribution_id] if isinstance(action, ev.FetchBlob) else []
+    assert chain.known.header_choice.best(chain.genesis) == best
+    assert not chain.facts(child).listed & set(asked)
+    for _ in range(3):
+        desk.feed(ev.RequestFailed(kept_back))
+        asked += [a.contribution_id for a in only(desk.wait(4.0), ev.FetchBlob)]
+    desk.feed(ev.RequestFailed(kept_back))
+    assert chain.facts(other).listed <= set(asked) | {
+        a.contribution_id for a in only(desk.actions, ev.FetchBlob)
+    }
+    assert desk.machine.known.withheld.keys() == {best}
+    for commit_id in (other, child):
+        for contribution_id in chain.facts(commit_id).listed:
+            desk.feed(ev.BlobHeld(chain.known.contributions[contribution_id].blob_id))
+    assert child in desk.machine.known.usable
+    assert kept_back in {a.contribution_id for a in only(desk.wait(ROUND_S), ev.FetchBlob)}
+    desk.learn()
+    desk.feed(ev.BlobHeld(lacking.blob_id))
+    assert not desk.machine.known.withheld
+    desk.feed(ev.StateHeld(best))
+    assert desk.machine.tip == best
 
 
 def test_after_two_failed_computations_the_state_is_fetched_instead() -> None:
