@@ -226,15 +226,17 @@ class Member:
                 self.world.send(self.me, peer.me, partial(peer.receive, record_id, record))
 
     def _second_commit(self, commit: Commit) -> Commit:
-        """Return another valid commit for the same parent and rank: one contribution less."""
+        """Return another commit for the same parent and rank: one contribution less.
+
+        Every other one states a hash that is not that of its state.
+        """
         known = self.machine.known
         listed_ids = commit.contributions[1:]
         listed = listed_in_order(listed_ids, known.facts[commit.parent], known.contributions)
-        return msgspec.structs.replace(
-            commit,
-            contributions=listed_ids,
-            state_hash=self._state_after(commit.parent, listed),
-        )
+        state_hash = self.state_after(commit.parent, listed)
+        if commit.round_index % 2:
+            state_hash = state_hash[::-1]
+        return msgspec.structs.replace(commit, contributions=listed_ids, state_hash=state_hash)
 
     def receive(self, record_id: str, record: Record) -> None:
         """A record with a good signature has come from somebody."""
@@ -309,7 +311,7 @@ class Member:
         commit = action.commit
         if not self._can_apply(commit.parent, action.listed):
             self.feed(ev.RequestFailed(action.commit_id))
-        elif commit.state_hash != self._state_after(commit.parent, action.listed):
+        elif commit.state_hash != self.state_after(commit.parent, action.listed):
             self.feed(ev.StateRefused(action.commit_id, "another hash"))
         else:
             self._hold_state(action.commit_id)
@@ -319,14 +321,15 @@ class Member:
             self.feed(ev.RequestFailed(action.parent))
             return
         listed = tuple(entry.contribution_id for entry in action.listed)
-        state_hash = self._state_after(action.parent, action.listed)
+        state_hash = self.state_after(action.parent, action.listed)
         self.feed(ev.ProposalComputed(action.parent, listed, state_hash))
 
     def _can_apply(self, parent: str, listed: tuple[ev.Listed, ...]) -> bool:
         blobs = {entry.contribution.blob_id for entry in listed}
         return self.is_contributing and parent in self.disk.states and blobs <= self.disk.blobs
 
-    def _state_after(self, parent: str, listed: tuple[ev.Listed, ...]) -> str:
+    def state_after(self, parent: str, listed: tuple[ev.Listed, ...]) -> str:
+        """Return the hash of what applying `listed` to the state of `parent` gives."""
         text = self.machine.state_hash_of(parent) + "".join(
             f"/{e.contribution_id}:{e.is_late}:{e.is_on_probation}" for e in listed
         )

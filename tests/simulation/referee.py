@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tests.simulation.member import Member
 from tests.simulation.trainer_model import Contents, Snapshot, Unit
 from volunteer.rounds import events as ev
-from volunteer.rounds.chain import ChainFacts
+from volunteer.rounds.chain import ChainFacts, listed_in_order
 from volunteer.rounds.credit import WorkState
 from volunteer.rounds.fork_choice import choose_tip, common_ancestor
 from volunteer.rounds.records import Commit, Contribution, Record
@@ -141,6 +141,12 @@ class Referee:
         machine, known = member.machine, member.machine.known
         if machine.tip not in known.usable or machine.tip not in known.verified:
             raise BrokenRule(f"I5: {member.me} stands on a commit that is not usable")
+        commit = known.commits.get(machine.tip)
+        if commit is not None:
+            parent = known.facts[commit.parent]
+            listed = listed_in_order(commit.contributions, parent, known.contributions)
+            if commit.state_hash != member.state_after(commit.parent, listed):
+                raise BrokenRule(f"I5: {member.me} stands on a state that nobody else can have")
         for choice in (known.usable_choice, known.header_choice):
             start = known.rules.genesis_id
             tip_facts = known.facts[machine.tip]
