@@ -172,6 +172,34 @@ def test_a_proposer_waits_longer_while_the_votes_are_no_quorum() -> None:
     assert only(desk.wait(0.2), ev.ComputeProposal)
 
 
+@pytest.mark.parametrize("height", range(5))
+def test_a_founder_that_knows_nobody_waits_the_grace_until_the_third_commit(height: int) -> None:
+    chain = ChainBuilder(make_rules(publisher=""))
+    tip = [chain.genesis, *chain.rounds(chain.genesis, "a", height)][-1]
+    desk = Desk(chain, "a")
+    desk.stand_on(tip)
+    desk.wait(ROUND_S)
+    desk.contribute(tip)
+    assert bool(only(desk.actions, ev.ComputeProposal)) is (height >= 3)
+    desk.wait(GRACE_S + 3 * FAILOVER_S)
+    assert len(only(desk.actions, ev.ComputeProposal)) == 1
+
+
+def test_a_second_close_does_not_put_the_turn_off() -> None:
+    chain, tip, desk = desk_at()
+    desk.wait(ROUND_S)
+    desk.contribute(tip)
+    desk.wait(GRACE_S)
+    elsewhere = chain.facts(tip).parent_id
+    height = chain.facts(elsewhere).height
+    author = others(desk)[0]
+    close = Close(
+        run_id=RUN_ID, module_id="dense", round_index=height, author=author, base=elsewhere
+    )
+    desk.feed(ev.RecordArrived(hash_of("close"), close))
+    assert desk.machine.closed_at_s == ROUND_S
+
+
 def test_late_work_is_listed_too_but_not_that_of_the_banned() -> None:
     chain, tip, desk = desk_at()
     late = chain.contribution("late", chain.facts(tip).parent_id)

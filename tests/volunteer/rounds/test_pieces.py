@@ -149,3 +149,19 @@ def test_an_event_costs_the_same_on_a_long_chain_with_a_reset_and_many_old_forks
     # Walking 1500 heights with their forks takes some 10 ms; an event here about 0.1 ms.
     assert a_tick_s < 0.003
     assert a_record_s < 0.005
+
+
+def test_every_record_is_found_again_and_kept_once() -> None:
+    chain = ChainBuilder()
+    tip = chain.rounds(chain.genesis, "ab", 3)[-1]
+    chain.leaving("b", tip)
+    draft = chain.draft(tip, [chain.contribution("a", tip)])
+    chain.add(msgspec.structs.replace(draft, parent=hash_of("never heard of")))
+    assert len(chain.known.waiting) == 1
+    for record_id, record in chain.records.items():
+        assert chain.known.has_record(record_id)
+        assert chain.known.record(record_id) == record
+        assert not chain.known.add(record_id, record)
+    assert not chain.known.has_record(hash_of("unheard"))
+    assert chain.known.record(hash_of("unheard")) is None
+    assert len(chain.known.children[chain.genesis]) == 1
