@@ -1,0 +1,1 @@
+"""Tests of the agent: its sockets, children, records and decisions."""
