@@ -171,11 +171,11 @@ def parse_run_spec(text: str, *, source: str) -> RunSpec:
     Raises:
         RunSpecError: malformed, unknown or missing keys, or values that cannot go together.
     """
-    if len(text) > MAX_SPEC_BYTES:
+    if len(text.encode()) > MAX_SPEC_BYTES:
         raise RunSpecError(f"{source}: larger than {MAX_SPEC_BYTES} bytes")
     try:
         spec = msgspec.convert(tomllib.loads(text), RunSpec)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise RunSpecError(f"{source}: {error}") from error
     verify_run_spec(spec, source=source)
     return spec
@@ -210,9 +210,11 @@ def read_run_spec(file: Path) -> RunSpec:
         RunSpecError: unreadable or not valid.
     """
     try:
-        return parse_run_spec(file.read_text("utf-8"), source=str(file))
+        with file.open("rb") as stream:
+            text = stream.read(MAX_SPEC_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RunSpecError(f"{file}: {error}") from error
+    return parse_run_spec(text, source=str(file))
 
 
 def format_run_spec(spec: RunSpec) -> str:
@@ -235,4 +237,4 @@ def _toml(value: object) -> str:
     if isinstance(value, float):
         text = repr(value)
         return text if any(c in text for c in ".einf") else text + ".0"
-    return msgspec.json.encode(value).decode()
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")

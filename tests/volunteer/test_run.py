@@ -1,0 +1,114 @@
+"""The RunSpec: parsed strictly, written back equal, hashed the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from volunteer.data.builtin import load_builtin_run
+from volunteer.errors import RunSpecError
+from volunteer.run import (
+    MAX_SPEC_BYTES,
+    InnerSpec,
+    RunSpec,
+    format_run_spec,
+    parse_run_spec,
+    read_run_spec,
+    signed_bytes,
+    verify_run_spec,
+)
+
+SPEC = load_builtin_run("demo")
+TEXT = format_run_spec(SPEC)
+
+
+def parse(text: str) -> RunSpec:
+    return parse_run_spec(text, source="here")
+
+
+def test_what_is_written_is_read_back_equal() -> None:
+    assert parse(TEXT) == SPEC
+    assert parse(TEXT).run_id == SPEC.run_id
+
+
+@given(
+    description=st.text(st.characters(codec="utf-8"), max_size=200),
+    lr=st.floats(min_value=1e-9, max_value=1e3),
+    sources=st.lists(st.just("builtin:milton"), min_size=1, max_size=3),
+)
+def test_any_text_and_number_survives(description: str, lr: float, sources: list[str]) -> None:
+    inner = msgspec.structs.replace(SPEC.inner, lr=lr)
+    data = msgspec.structs.replace(SPEC.data, sources=tuple(sources))
+    spec = msgspec.structs.replace(SPEC, description=description, inner=inner, data=data)
+    again = parse(format_run_spec(spec))
+    assert again == spec
+    assert again.run_id == spec.run_id
+
+
+def test_the_run_id_is_of_everything_but_the_signature() -> None:
+    signed = msgspec.structs.replace(SPEC, signature="ab" * 64)
+    assert signed.run_id == SPEC.run_id
+    assert signed_bytes(signed) == signed_bytes(SPEC)
+    other = msgspec.structs.replace(SPEC, contact="someone")
+    assert other.run_id != SPEC.run_id
+
+
+def test_the_run_ids_of_the_shipped_runs_are_pinned() -> None:
+    """Changing a shipped run makes another run: everyone's chain would be left behind."""
+    golden = Path(__file__).parents[1] / "golden" / "run_ids.txt"
+    lines = [f"{name} {load_builtin_run(name).run_id}" for name in ("commons", "demo")]
+    assert golden.read_text("utf-8").splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[inner]", "[inner]\nlearning = 3", "learning"),
+        ("lr = 0.003", "lr = -1.0", "`>0.0`|> 0"),
+        ("lr = 0.003", 'lr = "fast"', "float"),
+        ("beta2 = 0.95", "beta2 = 1.0", "beta2"),
+        ("held_out_fraction = 0.05", "held_out_fraction = 0.0", "held_out_fraction"),
+        ("num_heads = 4", "num_heads = 7", "multiple"),
+        ("vocab_size = 256", "vocab_size = 300", "256"),
+        ('"builtin:milton"', '"file:/etc/passwd"', "builtin:NAME"),
+        ('id = "int4"', 'id = "int2"', "unknown"),
+        ("format = 1", "format = 2", "format|1"),
+        ("seed = 1667", "seed = 99999999999999999999", "here"),
+        ("[model]", "[model", "here"),
+        ("seed = 1667", "seed = " + "[" * 5000 + "]" * 5000, "recursion"),
+        ('name = "demo"', 'name = "../demo"', "name"),
+    ],
+)
+def test_a_bad_spec_is_refused_with_the_place(old: str, new: str, said: str) -> None:
+    assert old in TEXT
+    with pytest.raises(RunSpecError, match=said) as caught:
+        parse(TEXT.replace(old, new, 1))
+    assert str(caught.value).startswith("here: ")
+    assert caught.value.hint
+
+
+def test_all_problems_are_told_together() -> None:
+    model = msgspec.structs.replace(SPEC.model, num_heads=7, vocab_size=300)
+    with pytest.raises(RunSpecError, match=r"multiple.*; .*256"):
+        verify_run_spec(msgspec.structs.replace(SPEC, model=model), source="x")
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    huge = tmp_path / "huge.toml"
+    huge.write_bytes(b"#" * (MAX_SPEC_BYTES + 1))
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe")
+    for file, said in [(huge, "larger"), (binary, "utf-8"), (tmp_path / "none", "No such file")]:
+        with pytest.raises(RunSpecError, match=said):
+            read_run_spec(file)
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    spec = InnerSpec(lr=0.1, decay_rounds=1, batch_sequences=1)
+    assert (spec.beta1, spec.beta2, spec.weight_decay, spec.clip_norm) == (0.9, 0.95, 0.1, 1.0)
+    assert (SPEC.outer.lr, SPEC.outer.momentum) == (0.7, 0.5)
+    assert (SPEC.codec.id, SPEC.codec.block_elements) == ("int4", 4096)
