@@ -23,6 +23,7 @@ from volunteer.config import load_config
 from volunteer.errors import VolunteerError
 from volunteer.files import lock_folder
 from volunteer.locations import Locations
+from volunteer.logs import set_up_log
 
 log = logging.getLogger("volunteer.agent")
 
@@ -30,11 +31,8 @@ log = logging.getLogger("volunteer.agent")
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the agent; exit 0 when told to stop, else as the error says."""
     options = _parse(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(
-        level=logging.DEBUG if options.debug else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    logging.getLogger("libp2p").setLevel(logging.ERROR)
+    # Until the folder is ours, its log file may be another agent's.
+    set_up_log(None, _level(options))
     try:
         _run(options)
     except (VolunteerError, P2PError) as error:
@@ -49,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         log.exception("the agent ended by an error of its own: please report it with this log")
         sys.exit(1)
     sys.exit(0)
+
+
+def _level(options: argparse.Namespace) -> int:
+    return logging.DEBUG if options.debug else logging.INFO
 
 
 def _end_with(error: VolunteerError | P2PError) -> NoReturn:
@@ -81,6 +83,7 @@ def _run(options: argparse.Namespace) -> None:
     locations = Locations.from_environment(os.environ)
     locations.prepare()
     with lock_folder(locations.data_dir):
+        set_up_log(locations.log_dir / "agent.log", _level(options))
         config = load_config(
             locations.config_file,
             {

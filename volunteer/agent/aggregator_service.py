@@ -42,6 +42,7 @@ class AggregatorService:
         """Serve one module of one run."""
         self._argv = [sys.executable, "-m", "volunteer.training.aggregator"]
         self._argv += ["--run-dir", str(run_dir), "--module", module_id, "--threads", "1"]
+        self._argv += ["--log-file", str(log_file)]
         self._log_file = log_file
         self._wanted = trio.Event()
         self._child: Child[AggregatorEvent] | None = None

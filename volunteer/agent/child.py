@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import trio
 
+from volunteer.logs import MAX_LOG_BYTES, open_log
 from volunteer.messages import MAX_LINE_BYTES, encode_line, parse_line
 
 log = logging.getLogger(__name__)
@@ -23,8 +25,6 @@ E = TypeVar("E")
 _READ_BYTES = 65536
 END_DEADLINE_S = 5.0
 """A child that says no more is killed if it has not ended by itself within this."""
-MAX_LOG_BYTES = 4 * 1024 * 1024
-"""A child's log is started anew beyond this; the one before is kept as `.1`."""
 
 
 class Child(Generic[E]):
@@ -42,7 +42,7 @@ class Child(Generic[E]):
         cls, argv: Sequence[str], log_file: Path, decoder: msgspec.json.Decoder[E], name: str
     ) -> Child[E]:
         """Start `argv`; OSError if that is not possible."""
-        with _open_log(log_file) as stderr:
+        with os.fdopen(open_log(log_file, MAX_LOG_BYTES), "ab") as stderr:
             process = await trio.lowlevel.open_process(
                 list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
             )
@@ -121,9 +121,3 @@ class Child(Generic[E]):
             log.error("child=%s wrote a line that is no event: %s", self._name, error)
             return
         await on_event(event)
-
-
-def _open_log(log_file: Path) -> BinaryIO:
-    if log_file.exists() and log_file.stat().st_size > MAX_LOG_BYTES:
-        log_file.replace(log_file.with_suffix(log_file.suffix + ".1"))
-    return log_file.open("ab")

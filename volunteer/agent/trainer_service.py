@@ -71,6 +71,7 @@ class TrainerService:
             on_end: told that a process has ended, whatever the reason.
         """
         self._argv = [sys.executable, "-m", "volunteer.training.trainer", *argv]
+        self._argv += ["--log-file", str(log_file)]
         self._log_file = log_file
         self._on_event = on_event
         self._on_end = on_end

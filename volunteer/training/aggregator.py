@@ -30,6 +30,7 @@ from volunteer.errors import (
     StorageFullError,
     VolunteerError,
 )
+from volunteer.logs import set_up_log
 from volunteer.messages import (
     MAX_LINE_BYTES,
     AggregatorCommand,
@@ -249,9 +250,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--module", default=DENSE_MODULE)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--log-file", type=Path, help="what stderr is, kept small")
     options = parser.parse_args(arguments)
     events = EventWriter(claim_stdout(), on_closed=lambda: os._exit(1))
-    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    set_up_log(options.log_file)
     # Every file appears by a rename, so the process may end anywhere.
     end_with_parent(lambda: os._exit(1))
     _yield_to_everyone()

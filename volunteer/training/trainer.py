@@ -30,6 +30,7 @@ from volunteer.errors import (
     TrainerError,
     VolunteerError,
 )
+from volunteer.logs import set_up_log
 from volunteer.messages import (
     StopTrainer,
     TrainerCommand,
@@ -56,11 +57,7 @@ _log = logging.getLogger(__name__)
 def main() -> int:
     """Run the process; return its exit status: 0 stopped as asked, 1 failed."""
     arguments = _parse_arguments()
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    set_up_log(arguments.log_file)
     lower_priority(NICENESS)
     inbox: Inbox[TrainerCommand] = Inbox(trainer_command_decoder, StopTrainer())
     writer = EventWriter(claim_stdout(), on_closed=inbox.request_stop)
@@ -138,6 +135,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch likes")
     parser.add_argument("--peer-seed", type=bytes.fromhex, required=True, help="hex")
     parser.add_argument("--checkpoint-every-s", type=float, default=60.0)
+    parser.add_argument("--log-file", type=Path, help="what stderr is, kept small")
     return parser.parse_args()
 
 
