@@ -2,10 +2,11 @@
 
 Runs in: every process. Tensors never travel here: they are files, and messages name them.
 
-Three conversations:
+Four conversations:
 - tui -> agent over the control socket: `ControlRequest` / `ControlReply`;
 - agent -> trainer over its pipes: `TrainerCommand` / `TrainerEvent`;
-- agent -> aggregator over its pipes: `AggregatorCommand` / `AggregatorEvent`.
+- agent -> aggregator over its pipes: `AggregatorCommand` / `AggregatorEvent`;
+- agent -> sampler over its pipes: one `Generate`, one `SamplerEvent`.
 
 Commands are imperative, events past tense. A child reads commands from stdin (end of file: end
 yourself) and writes events to stdout; its log is stderr.
@@ -13,12 +14,16 @@ yourself) and writes events to stdout; its log is stderr.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 MAX_LINE_BYTES = 1024 * 1024
 CONTROL_VERSION = 1
+MAX_PROMPT_CHARS = 65536
+MAX_SAMPLE_TOKENS = 10_000
+MAX_TEMPERATURE = 10.0
+MAX_SEED = 2**32 - 1
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -261,14 +266,45 @@ class AggregatorFailed(_Message, frozen=True, kw_only=True, tag="failed"):
 
 AggregatorEvent = AggregatorStarted | StateBuilt | BlobValidated | StateEvaluated | AggregatorFailed
 
+# ------------------------------------------------------------------------------------ sampler
+
+
+class Generate(_Message, frozen=True, kw_only=True, tag="generate"):
+    """Write text with the shared weights (answer: Generated, or SamplerFailed)."""
+
+    prompt: Annotated[str, msgspec.Meta(max_length=MAX_PROMPT_CHARS)] = ""
+    """What the text goes on from; the model sees as much of its end as its context holds."""
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLE_TOKENS)] = 200
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=MAX_TEMPERATURE)] = 0.8
+    """What logits are divided by: 0 takes the likeliest token each time."""
+    seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] = 0
+
+
+class Generated(_Message, frozen=True, kw_only=True, tag="generated"):
+    """What the model wrote, without the prompt; bytes that are not UTF-8 are replaced."""
+
+    text: str
+    num_tokens: int
+
+
+class SamplerFailed(_Message, frozen=True, kw_only=True, tag="failed"):
+    """Nothing could be written; the process ends."""
+
+    message: str
+    hint: str
+
+
+SamplerEvent = Generated | SamplerFailed
+
 # ------------------------------------------------------------------------------------ control
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to the agent.
 
-    Verbs: `status`, `stats`, `peers`, `pause`, `resume`, `stop`, `history`, `watch`. `watch`
-    answers with a `ControlReply` a second until the client goes.
+    Verbs: `status`, `stats`, `peers`, `pause`, `resume`, `stop`, `history`, `sample`, `watch`.
+    `sample` takes the fields of `Generate`; `watch` answers with a `ControlReply` a second until
+    the client goes.
     """
 
     version: int = CONTROL_VERSION
@@ -385,6 +421,20 @@ class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
     own_listed: bool
 
 
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """`allmende sample --json`: what the current shared weights write."""
+
+    text: str
+    """Without the prompt; bytes that are not UTF-8 are replaced. As the model wrote it otherwise:
+    whoever shows it cleans it."""
+    num_tokens: int
+    state_hash: str
+    round_index: int
+    """Height of the commit whose weights these are."""
+    seed: int
+    """Gives the same text again, on this machine with these weights."""
+
+
 _T = TypeVar("_T")
 
 
@@ -415,5 +465,7 @@ aggregator_command_decoder: msgspec.json.Decoder[AggregatorCommand] = msgspec.js
 aggregator_event_decoder: msgspec.json.Decoder[AggregatorEvent] = msgspec.json.Decoder(
     AggregatorEvent
 )
+generate_decoder = msgspec.json.Decoder(Generate)
+sampler_event_decoder: msgspec.json.Decoder[SamplerEvent] = msgspec.json.Decoder(SamplerEvent)
 control_request_decoder = msgspec.json.Decoder(ControlRequest)
 control_reply_decoder = msgspec.json.Decoder(ControlReply)

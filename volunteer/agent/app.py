@@ -27,6 +27,7 @@ from volunteer.agent.peer_memory import PeerMemory
 from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.record_book import RecordBook
 from volunteer.agent.record_log import RecordLog
+from volunteer.agent.sampling import Sampler
 from volunteer.agent.status import StatusSource
 from volunteer.agent.sync_pages import SyncPages
 from volunteer.agent.timing import ExchangeClock
@@ -126,7 +127,8 @@ class Agent:
         swarm.serve_blobs(store, lambda blob_id: True, traffic.purpose_of)
         swarm.on_peer_connected(lambda peer: exchange.sync_soon())
         stopping = trio.Event()
-        verbs = make_verbs(source, ledger, policy, traffic, stopping.set)
+        sampler = Sampler(run_dir, DENSE_MODULE, self.locations.log_dir / "sampler.log")
+        verbs = make_verbs(source, ledger, policy, traffic, stopping.set, sampler)
         async with trio.open_nursery() as nursery:
             await nursery.start(serve_control, self.locations.control_socket, verbs)
             for task in (keeper.run, aggregator.run, trainer.run, driver.run, policy.run):

@@ -5,16 +5,20 @@ Runs in: agent.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import trio
 
 from volunteer.agent.control import Verb
 from volunteer.agent.policy_task import PolicyTask
+from volunteer.agent.sampling import Sampler
 from volunteer.agent.status import StatusSource
 from volunteer.agent.traffic import TrafficMeter
 from volunteer.errors import ControlError
+from volunteer.messages import MAX_SEED, Generate, Sample
 from volunteer.rounds.records import DENSE_MODULE
 from volunteer.stats.ledger import Ledger
 
@@ -28,6 +32,7 @@ def make_verbs(
     policy: PolicyTask,
     traffic: TrafficMeter,
     stop: Callable[[], None],
+    sampler: Sampler,
 ) -> Mapping[str, Verb]:
     """Return the verbs by name; each takes the request's arguments and returns its result."""
 
@@ -73,8 +78,47 @@ def make_verbs(
         "history": history,
         "pause": pause,
         "resume": resume,
+        "sample": _make_sample(source, sampler),
         "stop": stop_agent,
     }
+
+
+def _make_sample(source: StatusSource, sampler: Sampler) -> Verb:
+    async def sample(args: Mapping[str, Any]) -> object:
+        request = _sample_request(args)
+        machine = source.driver.machine
+        if machine.tip is None:
+            raise ControlError(
+                "there are no shared weights yet",
+                hint="`allmende status` says what they wait for",
+            )
+        state_hash = source.driver.state_hash
+        round_index = machine.known.facts[machine.tip].height
+        generated = await sampler.sample(state_hash, request)
+        return Sample(
+            text=generated.text,
+            num_tokens=generated.num_tokens,
+            state_hash=state_hash,
+            round_index=round_index,
+            seed=request.seed,
+        )
+
+    return sample
+
+
+def _sample_request(args: Mapping[str, Any]) -> Generate:
+    """Return what is asked for, with a seed of chance where none is given.
+
+    Raises:
+        ControlError: an argument is not valid.
+    """
+    seed = secrets.randbelow(MAX_SEED + 1)
+    try:
+        return msgspec.convert({"seed": seed, **args, "type": "generate"}, Generate)
+    except msgspec.ValidationError as error:
+        refusal = ControlError(str(error), hint="see `allmende sample --help`")
+        refusal.exit_code = 2
+        raise refusal from error
 
 
 def _number(
