@@ -10,6 +10,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import trio
 from blake3 import blake3
 
@@ -21,7 +22,7 @@ from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.control import serve_control
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
-from volunteer.agent.joined_run import chain_rules, keep_run
+from volunteer.agent.joined_run import chain_rules, keep_run, verify_hardware
 from volunteer.agent.module_files import ModuleFiles
 from volunteer.agent.peer_memory import PeerMemory
 from volunteer.agent.policy_task import PolicyTask
@@ -37,6 +38,7 @@ from volunteer.agent.verbs import make_verbs
 from volunteer.agent.wire import Heartbeat
 from volunteer.config import Config
 from volunteer.locations import Locations
+from volunteer.policy.sensors.disk import read_free_bytes
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.records import DENSE_MODULE
 from volunteer.rounds.turn import Timing
@@ -66,6 +68,8 @@ class Agent:
             P2PError: a listen or bootstrap address is not usable.
             VolunteerError: a folder or file is not usable.
         """
+        memory_bytes = psutil.virtual_memory().total
+        verify_hardware(self.spec, memory_bytes, read_free_bytes(self.locations.data_dir))
         run_dir = keep_run(self.spec, self.locations)
         network = SwarmConfig(listen=self.config.listen, bootstrap=self.config.bootstrap)
         ledger = await trio.to_thread.run_sync(Ledger, self.locations.stats_file)
@@ -119,6 +123,8 @@ class Agent:
         )
         traffic = TrafficMeter(swarm, keeper, ledger)
         await driver.load()
+        for peer_id in machine.banned:
+            swarm.ban(peer_id, "it signed two things of which only one may be")
         done = await trio.to_thread.run_sync(ledger.stats, None)
         trainer.view.tokens_total = done.tokens_done
         trainer.view.inner_step = done.inner_steps

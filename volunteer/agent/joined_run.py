@@ -74,6 +74,32 @@ def verify_publisher(spec: RunSpec, *, source: str) -> None:
         raise RunSpecError(f"{source}: the signature is not that of {spec.publisher}")
 
 
+def verify_hardware(spec: RunSpec, ram_bytes: int, disk_free_bytes: int | None) -> None:
+    """Check that this machine is what the run needs at least.
+
+    Args:
+        spec: the run.
+        ram_bytes: memory of this machine.
+        disk_free_bytes: free where the data lies; None: cannot tell.
+
+    Raises:
+        RunSpecError: naming what is short.
+    """
+    needs = spec.hardware
+    short = []
+    if ram_bytes < needs.ram_bytes:
+        short.append(f"{needs.ram_bytes / 1e9:.1f} GB of memory ({ram_bytes / 1e9:.1f} here)")
+    if disk_free_bytes is not None and disk_free_bytes < needs.disk_bytes:
+        short.append(
+            f"{needs.disk_bytes / 1e9:.1f} GB of free disk ({disk_free_bytes / 1e9:.1f} here)"
+        )
+    if short:
+        raise RunSpecError(
+            f"run {spec.name} needs at least " + " and ".join(short),
+            hint="take part in a smaller run on this machine",
+        )
+
+
 def keep_run(spec: RunSpec, locations: Locations) -> Path:
     """Put the RunSpec where trainer and aggregator read it; return the run's folder."""
     for folder in (

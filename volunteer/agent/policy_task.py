@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import trio
 
@@ -15,6 +16,7 @@ from volunteer.agent.aggregator_service import AggregatorService
 from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.clock import now_s
 from volunteer.agent.driver import RoundDriver
+from volunteer.agent.kept_pause import keep_pause, read_pause
 from volunteer.agent.trainer_service import TrainerService
 from volunteer.config import Config
 from volunteer.locations import Locations
@@ -53,7 +55,7 @@ class PolicyTask:
 
     def __post_init__(self) -> None:
         """Take a first look; nothing runs yet."""
-        self._signals = self._read(None)
+        self._signals = self._read(read_pause(self._pause_file, now_s()))
         self._decide()
 
     @property
@@ -77,14 +79,24 @@ class PolicyTask:
         until_s = None if for_s is None else now_s() + for_s
         self._signals = replace(self._signals, owner_pause=OwnerPause(until_s=until_s))
         await self._look()
+        await self._keep_pause()
 
     async def resume(self) -> None:
         """End the owner's pause, and try again what was given up; other reasons still count."""
         self._signals = replace(self._signals, owner_pause=None)
+        await self._keep_pause()
         await self._look()
         if self._is_running:
             self.aggregator.want()
             self.trainer.want()
+
+    @property
+    def _pause_file(self) -> Path:
+        return self.locations.data_dir / "pause.json"
+
+    async def _keep_pause(self) -> None:
+        pause = self._signals.owner_pause
+        await trio.to_thread.run_sync(keep_pause, self._pause_file, pause, now_s())
 
     async def shut_down(self) -> None:
         """Stop for good, at the agent's end."""

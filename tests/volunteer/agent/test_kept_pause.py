@@ -1,0 +1,52 @@
+"""A pause outlives the agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from volunteer.agent.kept_pause import keep_pause, read_pause
+from volunteer.policy.signals import OwnerPause
+
+NOW_S = 1000.0
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "pause.json"
+
+
+def test_without_a_file_there_is_no_pause(file: Path) -> None:
+    assert read_pause(file, NOW_S) is None
+
+
+def test_a_pause_without_an_end_stays_until_it_is_taken_back(file: Path) -> None:
+    keep_pause(file, OwnerPause(), NOW_S)
+    assert read_pause(file, NOW_S) == OwnerPause()
+    keep_pause(file, None, NOW_S)
+    assert read_pause(file, NOW_S) is None
+    keep_pause(file, None, NOW_S)
+
+
+def test_a_timed_pause_ends_by_the_wall_clock(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall_s = 5e9
+    monkeypatch.setattr("volunteer.agent.kept_pause.time.time", lambda: wall_s)
+    keep_pause(file, OwnerPause(until_s=NOW_S + 60), NOW_S)
+    monkeypatch.setattr("volunteer.agent.kept_pause.time.time", lambda: wall_s + 20)
+    # After the restart the agent's clock may have begun anew.
+    again = read_pause(file, 3.0)
+    assert again is not None
+    assert again.until_s == pytest.approx(43.0)
+    monkeypatch.setattr("volunteer.agent.kept_pause.time.time", lambda: wall_s + 61)
+    assert read_pause(file, 3.0) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b'{"until_unix_s": "never"}', b"[" * 9999])
+def test_a_damaged_file_rests(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    assert read_pause(file, NOW_S) == OwnerPause()
+
+
+def test_a_folder_that_is_gone_is_no_crash(tmp_path: Path) -> None:
+    keep_pause(tmp_path / "gone" / "pause.json", OwnerPause(), NOW_S)
