@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -85,9 +86,12 @@ class Fixture:
                 clock.jump(0.5)
         return trio.current_time() - begun_at_s
 
+    def _has_ended(self, times: int) -> bool:
+        return self.num_ends == times
+
     async def crash(self, clock: MockClock, times: int) -> None:
         for number in range(1, times + 1):
-            await until(lambda number=number: self.num_ends == number)
+            await until(functools.partial(self._has_ended, number))
             await settle()
             clock.jump(16.0)
 
