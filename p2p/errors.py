@@ -6,6 +6,7 @@ P2PError
  +- ListenError              no address could be listened on
  +- UnsupportedLibp2pError   the guards were written for another libp2p
  +- FramingError             bytes that are no frame of the protocol
+ |   +- StreamEndedError     the stream ended inside a frame
  +- MessageTooLargeError     more bytes than the protocol or the topic allows
  +- PeerUnreachableError     no connection, or it broke
  +- RequestTimeoutError      the deadline passed first
@@ -45,6 +46,10 @@ class UnsupportedLibp2pError(P2PError):
 
 class FramingError(P2PError):
     """The bytes are no frame of the protocol."""
+
+
+class StreamEndedError(FramingError):
+    """The stream ended inside a frame, as that of a killed sender does."""
 
 
 class MessageTooLargeError(P2PError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from p2p.errors import FramingError
+from p2p.errors import FramingError, StreamEndedError
 
 ReadSome = Callable[[int], Awaitable[bytes]]
 """Reads at least 1 and at most n bytes; b"" means that the stream ended."""
@@ -76,14 +76,14 @@ async def read_exactly(read_some: ReadSome, num_bytes: int) -> bytes:
     """Read `num_bytes` bytes.
 
     Raises:
-        FramingError: The stream ended first. (A killed sender looks like a clean end: LIBP2P.md,
-            fault 7.)
+        StreamEndedError: The stream ended first. (A killed sender looks like a clean end:
+            LIBP2P.md, fault 7.)
     """
     buffer = bytearray()
     while len(buffer) < num_bytes:
         piece = await read_some(num_bytes - len(buffer))
         if not piece:
-            raise FramingError(f"the stream ended after {len(buffer)} of {num_bytes} bytes")
+            raise StreamEndedError(f"the stream ended after {len(buffer)} of {num_bytes} bytes")
         buffer += piece
     return bytes(buffer)
 

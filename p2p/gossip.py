@@ -18,6 +18,7 @@ from libp2p.abc import ISubscriptionAPI
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb.rpc_pb2 import Message
 
+from p2p.conduct import Misdeed
 from p2p.contain import contain
 from p2p.errors import MessageTooLargeError
 from p2p.host import Host
@@ -43,8 +44,11 @@ class _Topic:
 class Gossip:
     """The topics of one swarm; they outlive the host, and `attach` puts them on the next one."""
 
-    def __init__(self, own_peer_id: str, tally: Tally) -> None:
+    def __init__(
+        self, own_peer_id: str, tally: Tally, note_misdeed: Callable[[str, Misdeed], None]
+    ) -> None:
         self._own_peer_id = own_peer_id
+        self._note_misdeed = note_misdeed
         self._tally = tally
         self._topics: dict[str, _Topic] = {}
         self._publish_purposes: dict[str, str] = {}
@@ -131,13 +135,17 @@ class Gossip:
         if forwarder == self._own_peer_id:
             return True
         topic = self._topics[name]
+        author = _author_of(message)
         is_accepted = False
         if list(message.topicIDs) == [name] and len(message.data) <= topic.max_bytes:
             self._tally.received[topic.purpose] += len(message.data)
             with contain(f"accept {name}", peer_id=forwarder) as outcome:
-                is_accepted = await topic.accept(_author_of(message), bytes(message.data))
+                is_accepted = await topic.accept(author, bytes(message.data))
             self._tally.failed_handlers += outcome.error is not None
         self._tally.refused_messages += not is_accepted
+        # Who passes on another's message may judge it differently, or not know the author's ban.
+        if not is_accepted and author == forwarder:
+            self._note_misdeed(author, Misdeed.GOSSIP_REFUSED)
         return is_accepted
 
     async def _deliver(self, name: str, subscription: ISubscriptionAPI) -> None:

@@ -3,15 +3,16 @@
 The faults and their measurements are in LIBP2P.md (numbered there; "new" ones were found in reading
 0.8.1).
 
- 1 inbound slots and tasks never freed      GuardedSwarm._do_handle_inbound_connection
+ 1 inbound slots and tasks never freed      GuardedSwarm._handle_inbound_connection
  2 an exception in a handler kills the host GuardedSwarmConn, GuardedManager
- 3 one malformed frame kills the host       the same; GuardedPubsub
+ 3 one malformed frame kills the host       the same; p2p.gossip_guards
  4 a raising validator kills the host       GuardedManager (and p2p.gossip uses async ones only)
  5 plaintext accepted                       p2p.host passes noise alone
  6 frozen peers never noticed               GuardedYamux._measure_rtt_loop
  7 a killed sender looks like a clean end   p2p.framing: lengths everywhere
  8 a reader that stalls breaks the writer   p2p.blobs drains at once; PeerStream writes 65,507 bytes
  9 gossip drops in silence                  wider queues here, pacing in p2p.gossip, and a count
+10 mDNS advertises 0.0.0.0, blocks the loop p2p.mdns, with a thread of its own, instead
 11 the host's nursery dies                  p2p.swarm restarts it
 new: a cancelled write cuts a frame in two and breaks the connection for all
 GuardedYamux._write_frame
@@ -21,20 +22,24 @@ GuardedSwarmConn
 new: addresses from strangers are stored and dialled                           GuardedSwarm,
 install()
 new: a frame that arrives in more than 100 TCP segments breaks the connection  GuardedTcpStream
+new: silent sockets take the slots of connections                              p2p.admission
+new: two programs can listen on one port, each getting half of the dials       install()
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import struct
-import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import libp2p
 import trio
-from libp2p.abc import IHost, IMuxedConn, IMuxedStream, INetConn, INetStream
+from libp2p.abc import IHost, IMuxedConn, IMuxedStream, INetConn
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError, IOException
 from libp2p.network import swarm as swarm_module
@@ -54,8 +59,10 @@ from libp2p.tools.anyio_service.utils import get_task_name
 from libp2p.transport.tcp import tcp
 from multiaddr import Multiaddr
 
+from p2p.admission import Admission
+from p2p.conduct import Misdeed
 from p2p.contain import contain
-from p2p.errors import UnsupportedLibp2pError
+from p2p.errors import FramingError, StreamEndedError, UnsupportedLibp2pError
 from p2p.tcp_stream import GuardedTcpStream, tcp_stream_of
 
 GUARDED_VERSION: Final = "0.8.1"
@@ -64,11 +71,7 @@ MAX_INBOUND_STREAMS: Final = 64  # handled at a time on one connection
 MAX_OPEN_STREAMS: Final = 1024  # on one connection, half-closed ones included
 MAX_DEFERRED_FRAMES: Final = 256  # 12 bytes each
 WRITE_DEADLINE_S: Final = 30.0  # for one frame of 64 KiB: 2 KB/s
-MAX_TOPIC_CHARS: Final = 128
-MAX_SUBSCRIPTIONS_PER_PEER: Final = 64
 SUBSCRIPTION_QUEUE: Final = 256  # messages of a topic that wait for us; 32 drop bursts
-GOSSIP_PER_FORWARDER_S: Final = 20.0  # the whole swarm should send about one message a second
-GOSSIP_BURST: Final = 100.0
 
 _HEADER: Final = struct.Struct(yamux.YAMUX_HEADER_FORMAT)
 _DEFERRED_FLAGS: Final = yamux.FLAG_ACK | yamux.FLAG_RST | yamux.FLAG_FIN
@@ -89,6 +92,7 @@ def install() -> None:
     tcp.TrioTCPStream = GuardedTcpStream
     muxer_multistream.Yamux = GuardedYamux
     swarm_connection.SwarmConn = GuardedSwarmConn
+    tcp._set_reuse_flags = _allow_quick_restart
     # Fault 9: a burst longer than the queue is lost in silence.
     pubsub_module.SUBSCRIPTION_CHANNEL_SIZE = SUBSCRIPTION_QUEUE
     # New: signed records fill the peer store with addresses from strangers, cost two signature
@@ -101,6 +105,12 @@ def install() -> None:
     swarm_connection.logging = logging.getLogger("libp2p.network.connection")
     # What strangers send would fill the log with tracebacks; the guards log what matters.
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+
+
+def _allow_quick_restart(listening: trio.socket.SocketType) -> None:
+    """Let a port be taken again at once, but not shared, as stock code lets it (SO_REUSEPORT)."""
+    if os.name == "posix":  # elsewhere the option means that the port may be taken away
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def _ignore_signed_record(_rpc: rpc_pb2.RPC, _host: IHost, _peer_id: ID) -> bool:
@@ -213,7 +223,7 @@ class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
     async def _read_data_body(self, length: int) -> bytes:
         """Read a frame's body. New: stock code lets a peer fill the memory past its window."""
         if length + sum(map(len, self.stream_buffers.values())) > MAX_UNREAD_BYTES:
-            _log.warning("closing a connection that floods peer=%s", self.peer_id)
+            self.swarm.note_misdeed(str(self.peer_id), Misdeed.UNREAD_FLOOD)
             raise trio.TooSlowError  # what stock code closes the connection for
         body: bytes = await super()._read_data_body(length)
         return body
@@ -222,23 +232,34 @@ class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
 class GuardedSwarmConn(swarm_connection.SwarmConn):  # type: ignore[misc] # libp2p is untyped
     """A connection whose stream handlers may fail. Fault 2."""
 
-    _num_inbound = 0
-
     async def _handle_muxed_stream(self, muxed_stream: IMuxedStream) -> None:
+        peer_id = str(self.muxed_conn.peer_id)
+        num_answered: Counter[str] = self.swarm.num_streams_answered
         if len(self.muxed_conn.streams) > MAX_OPEN_STREAMS:
             tcp_stream_of(self.muxed_conn).abort()
-        if self._num_inbound >= MAX_INBOUND_STREAMS:
+        if num_answered[peer_id] >= MAX_INBOUND_STREAMS:
+            self.swarm.note_misdeed(peer_id, Misdeed.TOO_MANY_STREAMS)
             await muxed_stream.reset()
             return
-        self._num_inbound += 1
+        num_answered[peer_id] += 1
         try:
-            with contain("stream", peer_id=str(self.muxed_conn.peer_id)) as outcome:
-                await super()._handle_muxed_stream(muxed_stream)
-            if outcome.error is not None:
-                with contain("reset", level=logging.DEBUG):
-                    await muxed_stream.reset()
+            await self._answer(peer_id, muxed_stream)
         finally:
-            self._num_inbound -= 1
+            num_answered[peer_id] -= 1
+            if not num_answered[peer_id]:
+                del num_answered[peer_id]
+
+    async def _answer(self, peer_id: str, muxed_stream: IMuxedStream) -> None:
+        with contain("stream", peer_id=peer_id) as outcome:
+            await super()._handle_muxed_stream(muxed_stream)
+        if outcome.error is None:
+            return
+        if isinstance(outcome.error, FramingError) and not isinstance(
+            outcome.error, StreamEndedError
+        ):
+            self.swarm.note_misdeed(peer_id, Misdeed.MALFORMED)
+        with contain("reset", level=logging.DEBUG):
+            await muxed_stream.reset()
 
 
 class GuardedSwarm(swarm_module.Swarm):  # type: ignore[misc] # libp2p is untyped
@@ -247,9 +268,22 @@ class GuardedSwarm(swarm_module.Swarm):  # type: ignore[misc] # libp2p is untype
     ping_every_s = 5.0
     ping_timeout_s = 10.0
 
-    def __init__(self, *args: Any, is_banned: Callable[[str], bool], **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        admission: Admission,
+        handshake_timeout_s: float,
+        is_banned: Callable[[str], bool],
+        note_misdeed: Callable[[str, Misdeed], None],
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self.is_banned = is_banned
+        self.note_misdeed = note_misdeed
+        self.num_streams_answered: Counter[str] = Counter()
+        """Of each peer, on all its connections."""
+        self.admission = admission
+        self._handshake_timeout_s = handshake_timeout_s
         self.auto_connector.maybe_connect = self._connect_nobody
 
     @staticmethod
@@ -261,86 +295,43 @@ class GuardedSwarm(swarm_module.Swarm):  # type: ignore[misc] # libp2p is untype
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> INetConn:
         """Take a connection whose other end has proven who it is, unless that is a banned peer."""
+        stream = tcp_stream_of(muxed_conn)
         if self.is_banned(str(muxed_conn.peer_id)):
-            tcp_stream_of(muxed_conn).abort()
+            stream.abort()
             raise SwarmException(f"peer {muxed_conn.peer_id} is banned")
+        if stream.ticket is not None and not self.admission.open(stream.ticket):
+            stream.abort()
+            raise SwarmException("there is no room for another inbound connection")
+        stream.is_authenticated = True
         return await super().add_conn(muxed_conn, direction)
 
-    async def _do_handle_inbound_connection(
-        self, stream: ReadWriteCloser, maddr: Multiaddr, _failure_event: object
+    async def _handle_inbound_connection(
+        self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
     ) -> None:
-        """Hold the inbound slot while the connection lives; stock code: while the host does."""
-        raw_conn = RawConnection(stream, False)
-        with contain("inbound handshake", level=logging.DEBUG) as outcome:
-            muxed_conn: Any = await self.upgrade_inbound_raw_conn(raw_conn, maddr)
-        if outcome.error is not None:
-            await raw_conn.close()
+        """Hold a place while the socket lives; stock code: while the host does. Fault 1."""
+        stream: Any = read_write_closer
+        remote = stream.get_remote_address()
+        ticket = None if remote is None else self.admission.enter(remote[0], stream.abort)
+        if ticket is None:
+            stream.abort()
             return
-        await muxed_conn.event_closed.wait()
+        stream.ticket = ticket
+        try:
+            muxed_conn = await self._shake_hands(stream, maddr)
+            if muxed_conn is not None:
+                await muxed_conn.event_closed.wait()
+        finally:
+            stream.abort()
+            self.admission.leave(ticket)
 
-
-class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is untyped
-    """Publish and subscribe among strangers: bounded, counted. Faults 3, 4 and 9."""
-
-    def __init__(self, *args: Any, on_sent: Callable[[str, int], None], **options: Any) -> None:
-        super().__init__(*args, **options)
-        # New: counting from the second of the start, a restarted host reuses numbers that peers
-        # remember.
-        self.counter = time.time_ns()
-        self.num_dropped = 0
-        self._on_sent = on_sent
-        self._tokens: dict[ID, tuple[float, float]] = {}
-
-    async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
-        """Verify, deliver and forward a message, unless its forwarder sends too many."""
-        if msg_forwarder != self.my_id and not self._may_forward(msg_forwarder):
-            self.num_dropped += 1
-            return
-        await super().push_msg(msg_forwarder, msg)
-
-    def _may_forward(self, forwarder: ID) -> bool:
-        """Bound what one neighbour can make us verify: 20 messages a second after 100."""
-        now = trio.current_time()
-        tokens, at = self._tokens.get(forwarder, (GOSSIP_BURST, now))
-        tokens = min(GOSSIP_BURST, tokens + (now - at) * GOSSIP_PER_FORWARDER_S)
-        self._tokens[forwarder] = (max(0.0, tokens - 1.0), now)
-        return tokens >= 1.0
-
-    def _handle_dead_peer(self, peer_id: ID) -> None:
-        self._tokens.pop(peer_id, None)
-        super()._handle_dead_peer(peer_id)
-
-    def handle_subscription(self, origin_id: ID, sub_message: rpc_pb2.RPC.SubOpts) -> None:
-        """Note what a neighbour listens to, unless the topic's name is absurd."""
-        if len(sub_message.topicid) <= MAX_TOPIC_CHARS:
-            super().handle_subscription(origin_id, sub_message)
-
-    def notify_subscriptions(self, publish_message: rpc_pb2.Message) -> None:
-        """Deliver a message here, counting it where the queue is full."""
-        for topic in publish_message.topicIDs:
-            if topic in self.topic_ids:
-                try:
-                    self.subscribed_topics_send[topic].send_nowait(publish_message)
-                except trio.WouldBlock:
-                    self.num_dropped += 1
-
-    async def write_msg(self, stream: INetStream, rpc_msg: rpc_pb2.RPC) -> bool:
-        """Write to one neighbour, accounting for the messages in it."""
-        is_sent: bool = await super().write_msg(stream, rpc_msg)
-        if is_sent:
-            for message in rpc_msg.publish:
-                self._on_sent(message.topicIDs[0] if message.topicIDs else "", len(message.data))
-        return is_sent
-
-
-class GuardedGossipSub(gossipsub_module.GossipSub):  # type: ignore[misc] # libp2p is untyped
-    """The gossip router."""
-
-    async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
-        """Forward a message to the mesh."""
-        await super().publish(msg_forwarder, pubsub_msg)
-        # New: the list is pruned by the adaptive mode alone, which is off.
-        self.recent_message_deliveries.clear()
+    async def _shake_hands(self, stream: GuardedTcpStream, maddr: Multiaddr) -> IMuxedConn | None:
+        """Give the multiplexed connection, or None where the other end is too slow or no peer."""
+        with (
+            contain("inbound handshake", level=logging.DEBUG),
+            trio.move_on_after(self._handshake_timeout_s),
+        ):
+            return await self.upgrade_inbound_raw_conn(RawConnection(stream, False), maddr)
+        return None
 
 
 class GuardedManager(TrioManager):  # type: ignore[misc] # libp2p is untyped

@@ -26,12 +26,8 @@ from multiaddr import Multiaddr
 from p2p.addresses import Address, parse_address
 from p2p.contain import contain
 from p2p.errors import ListenError, PeerUnreachableError, RequestRefusedError, RequestTimeoutError
-from p2p.guards import (
-    GuardedPubsub,
-    GuardedSwarm,
-    install,
-    running_service,
-)
+from p2p.gossip_guards import GuardedPubsub
+from p2p.guards import GuardedSwarm, install, running_service
 from p2p.host_setup import new_basic_host, new_network, new_pubsub
 from p2p.identity import Identity
 from p2p.peer_stream import BROKEN, PeerStream
@@ -56,6 +52,8 @@ class HostEvents:
     """Whether the peer is to be refused."""
     gossip_sent: Callable[[str, int], None]
     """A message of a topic, so many bytes, was written to one neighbour."""
+    note_misdeed: Callable[..., None]
+    """A peer did what it should not: peer id, Misdeed, and how many times (1 where not given)."""
 
 
 class _ConnectionNotifee(INotifee):  # type: ignore[misc] # libp2p is untyped
@@ -298,7 +296,7 @@ def _root_cause(error: BaseException) -> str:
 async def open_host(
     identity: Identity,
     config: SwarmConfig,
-    listen: Sequence[Address],
+    listen: Sequence[Sequence[Address]],
     events: HostEvents,
     tally: Tally,
 ) -> AsyncIterator[Host]:
@@ -307,7 +305,7 @@ async def open_host(
     Args:
         identity: Who we are.
         config: Limits and periods; its `listen` is not read.
-        listen: Where to accept connections.
+        listen: Where to accept connections; of each entry, the first that can be had.
         events: Whom to tell about connections.
         tally: The counters of the swarm.
 
@@ -316,9 +314,11 @@ async def open_host(
         UnsupportedLibp2pError: The installed libp2p is not the guarded one.
     """
     install()
-    network = new_network(identity, config, is_banned=events.is_banned)
+    network = new_network(
+        identity, config, is_banned=events.is_banned, note_misdeed=events.note_misdeed
+    )
     libp2p_host = new_basic_host(network)
-    pubsub = new_pubsub(libp2p_host, on_sent=events.gossip_sent)
+    pubsub = new_pubsub(libp2p_host, on_sent=events.gossip_sent, note_misdeed=events.note_misdeed)
     host = Host(network, libp2p_host, pubsub, events, tally)
     async with running_service(network):
         await _listen(network, listen)
@@ -330,11 +330,15 @@ async def open_host(
                 await host.close()
 
 
-async def _listen(network: GuardedSwarm, listen: Sequence[Address]) -> None:
-    for address in listen:
-        if not await network.listen(Multiaddr(address.transport)):
+async def _listen(network: GuardedSwarm, listen: Sequence[Sequence[Address]]) -> None:
+    for choices in listen:
+        for address in choices:
+            if await network.listen(Multiaddr(address.transport)):
+                break
+            _log.info("cannot listen on %s", address.transport)
+        else:
             raise ListenError(
-                f"cannot listen on {address.transport}: another program uses it,"
+                f"cannot listen on {choices[-1].transport}: another program uses it,"
                 " or it is no address of this machine",
                 hint="Choose another port, or port 0 to let the system choose.",
             )

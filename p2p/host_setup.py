@@ -22,13 +22,10 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
-from p2p.guards import (
-    MAX_SUBSCRIPTIONS_PER_PEER,
-    GuardedGossipSub,
-    GuardedPubsub,
-    GuardedSwarm,
-    GuardedYamux,
-)
+from p2p.admission import Admission
+from p2p.conduct import Misdeed
+from p2p.gossip_guards import MAX_SUBSCRIPTIONS_PER_PEER, GuardedGossipSub, GuardedPubsub
+from p2p.guards import GuardedSwarm, GuardedYamux
 from p2p.identity import Identity
 from p2p.swarm_types import SwarmConfig
 
@@ -37,7 +34,11 @@ GOSSIP_RPC_BYTES: Final = 256 << 10
 
 
 def new_network(
-    identity: Identity, config: SwarmConfig, *, is_banned: Callable[[str], bool]
+    identity: Identity,
+    config: SwarmConfig,
+    *,
+    is_banned: Callable[[str], bool],
+    note_misdeed: Callable[[str, Misdeed], None],
 ) -> GuardedSwarm:
     """Make what dials and listens: TCP, noise, yamux, and nothing else."""
     key_pair = create_new_key_pair(identity._private_seed)
@@ -50,7 +51,15 @@ def new_network(
         # Fault 5: noise alone. The default also speaks plaintext, in which anybody is anybody.
         TransportUpgrader({NOISE_PROTOCOL: noise}, {TProtocol(YAMUX_PROTOCOL): GuardedYamux}),
         transports=[TCP()],
+        # Strangers cannot take every slot: a quarter is left for those whom we dial.
+        admission=Admission(
+            max_open=max(1, config.max_connections * 3 // 4),
+            max_per_ip=config.max_inbound_per_ip,
+            max_from_loopback=config.max_inbound_from_loopback,
+        ),
+        handshake_timeout_s=config.handshake_timeout_s,
         is_banned=is_banned,
+        note_misdeed=note_misdeed,
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(
             max_connections=config.max_connections,
@@ -63,8 +72,6 @@ def new_network(
     )
     network.ping_every_s = config.ping_every_s
     network.ping_timeout_s = config.ping_timeout_s
-    # Strangers cannot take every slot: a quarter is left for those whom we dial.
-    network._inbound_limiter.total_tokens = max(1, config.max_connections * 3 // 4)
     return network
 
 
@@ -79,7 +86,12 @@ def new_basic_host(network: GuardedSwarm) -> BasicHost:
     return libp2p_host
 
 
-def new_pubsub(libp2p_host: BasicHost, *, on_sent: Callable[[str, int], None]) -> GuardedPubsub:
+def new_pubsub(
+    libp2p_host: BasicHost,
+    *,
+    on_sent: Callable[[str, int], None],
+    note_misdeed: Callable[..., None],
+) -> GuardedPubsub:
     """Make the publish-subscribe service; its router is a service too."""
     router = GuardedGossipSub(
         protocols=[PROTOCOL_ID_V12, PROTOCOL_ID_V11],
@@ -100,4 +112,5 @@ def new_pubsub(libp2p_host: BasicHost, *, on_sent: Callable[[str, int], None]) -
         max_inbound_rpc_size=GOSSIP_RPC_BYTES,
         max_subscriptions_per_peer=MAX_SUBSCRIPTIONS_PER_PEER,
         on_sent=on_sent,
+        note_misdeed=note_misdeed,
     )

@@ -11,34 +11,35 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Final
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVarTuple
 
 import trio
 
 from p2p.addresses import Address, AddressBook, expand_wildcard, parse_address, parse_peer_address
+from p2p.bans import BanList
 from p2p.blob_fetch import BlobFetcher
 from p2p.blobs import BlobServer
 from p2p.blobstore import BlobStore, is_blob_id
+from p2p.conduct import Conduct, Misdeed
 from p2p.contain import contain
 from p2p.dialer import Dialer
-from p2p.errors import RequestTimeoutError, first_own_error
+from p2p.errors import AddressError, RequestTimeoutError
 from p2p.gossip import DEFAULT_PURPOSE, Accept, Gossip, OnMessage
-from p2p.host import Host, HostEvents, open_host
+from p2p.host import Host, HostEvents
+from p2p.host_keeper import HostKeeper
 from p2p.identity import Identity, is_peer_id
 from p2p.requests import Requests, Respond
-from p2p.swarm_types import PeerView, SwarmConfig, SwarmStatistics, Tally
+from p2p.swarm_types import Ban, PeerView, SwarmConfig, SwarmStatistics, Tally
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
-__all__ = ["PeerView", "Swarm", "SwarmConfig", "SwarmStatistics", "open_swarm"]
-
-RESTART_PAUSE_S: Final = 0.5  # before the host is started again; doubles
-MAX_RESTART_PAUSE_S: Final = 30.0
-HEALTHY_S: Final = 60.0  # a host that lived so long starts counting anew
+__all__ = ["Ban", "PeerView", "Swarm", "SwarmConfig", "SwarmStatistics", "open_swarm"]
 
 _log = logging.getLogger("p2p.swarm")
+Args = TypeVarTuple("Args")
 
 
 class Swarm:
@@ -49,23 +50,29 @@ class Swarm:
     def __init__(self, identity: Identity, config: SwarmConfig) -> None:
         self.peer_id = identity.peer_id
         """Our own peer id."""
-        self._identity = identity
-        self._config = config
         self._tally = Tally()
-        self._host: Host | None = None
-        self._listen = tuple(parse_address(text) for text in config.listen)
-        self._banned = dict.fromkeys(config.banned, "banned in the configuration")
+        if config.preferred_port is not None and not 1 <= config.preferred_port <= 65535:
+            raise AddressError(f"{config.preferred_port} is no port")
+        listen = [parse_address(text) for text in config.listen]
+        self._keeper = HostKeeper(identity, config, listen, self._tally)
+        self._bans = BanList(config.banned, ban_s=config.ban_s, utc_now=time.time)
+        self._conduct = Conduct(self._refuse_for_a_time)
+        self._when_banned: list[Callable[[str, Ban], None]] = []
         self._book = AddressBook(self.peer_id)
         for text in config.bootstrap:
             self._book.trust(parse_peer_address(text))
-        self._gossip = Gossip(self.peer_id, self._tally)
+        self._gossip = Gossip(self.peer_id, self._tally, self._note_misdeed)
         self._requests = Requests(self._tally)
         self._blob_server = BlobServer(self._tally)
-        self._dialer = Dialer(self._book, config, lambda: self._host, self._is_banned)
+        self._dialer = Dialer(self._book, config, lambda: self._host, self._bans.is_banned)
         self._blob_fetcher = BlobFetcher(self._dialer.connect, self._tally)
         self._connected: set[str] = set()
         self._when_connected: list[Callable[[PeerView], None]] = []
         self._when_lost: list[Callable[[str], None]] = []
+
+    @property
+    def _host(self) -> Host | None:
+        return self._keeper.host
 
     # -- peers
 
@@ -74,7 +81,7 @@ class Swarm:
         """Our addresses with real port and /p2p/; for wildcards, what the interfaces have now."""
         return tuple(
             str(Address(address.family, address.host, address.port, self.peer_id))
-            for bound in self._listen
+            for bound in self._keeper.listen
             for address in expand_wildcard(bound)
         )
 
@@ -121,19 +128,36 @@ class Swarm:
             if self._host is not None:
                 self._host.drop(peer_id)
 
-    def ban(self, peer_id: str, reason: str) -> None:
-        """Refuse a peer from now on: connections, requests, blobs, and messages that it wrote."""
+    def ban(self, peer_id: str, reason: str, *, ban_s: float | None = None) -> None:
+        """Refuse a peer from now on: connections, requests, blobs, and messages that it wrote.
+
+        Args:
+            peer_id: Whom.
+            reason: Why, for people.
+            ban_s: For how many seconds; None: for good.
+        """
         if is_peer_id(peer_id) and peer_id != self.peer_id:
-            _log.warning("banned peer=%s reason=%s", peer_id, reason)
-            self._banned[peer_id] = reason
-            self.disconnect(peer_id)
+            self._refuse(peer_id, self._bans.ban(peer_id, reason, ban_s=ban_s))
 
-    def banned(self) -> frozenset[str]:
+    def banned(self) -> Mapping[str, Ban]:
         """List the refused peers, to be kept and given back as SwarmConfig.banned."""
-        return frozenset(self._banned)
+        return self._bans.current()
 
-    def _is_banned(self, peer_id: str) -> bool:
-        return peer_id in self._banned
+    def on_banned(self, callback: Callable[[str, Ban], None]) -> None:
+        """Have `callback` called with peer id and ban when a peer is refused. It must not block."""
+        self._when_banned.append(callback)
+
+    def _note_misdeed(self, peer_id: str, misdeed: Misdeed, times: float = 1.0) -> None:
+        self._conduct.note(peer_id, misdeed, trio.current_time(), times)
+
+    def _refuse_for_a_time(self, peer_id: str, reason: str) -> None:
+        if not self._bans.is_banned(peer_id):
+            self._refuse(peer_id, self._bans.ban_again(peer_id, reason))
+
+    def _refuse(self, peer_id: str, ban: Ban) -> None:
+        _log.warning("banned peer=%s reason=%s until_utc=%s", peer_id, ban.reason, ban.until_utc)
+        self.disconnect(peer_id)
+        self._call_all("on_banned", self._when_banned, peer_id, ban)
 
     # -- topics
 
@@ -163,7 +187,7 @@ class Swarm:
         """
 
         async def accept_unless_banned(author: str, payload: bytes) -> bool:
-            return not self._is_banned(author) and await accept(author, payload)
+            return not self._bans.is_banned(author) and await accept(author, payload)
 
         await self._gossip.subscribe(
             topic, accept_unless_banned, on_message, max_bytes=max_bytes, purpose=purpose
@@ -300,78 +324,52 @@ class Swarm:
             refused_requests=tally.refused_requests,
             bad_chunks=tally.bad_chunks,
             dropped_peers=tally.dropped_peers,
+            misdeeds=self._conduct.num_noted,
+            num_banned=len(self._bans.current()),
+            found_peers_by_way=dict(tally.found),
         )
 
     async def _run(self, task_status: TaskStatus[None]) -> None:
-        """Run one host after another (fault 11); in between, callers see PeerUnreachableError.
-
-        Raises:
-            P2PError: The first host could not be started.
-        """
-        was_up = False
-        pause_s = RESTART_PAUSE_S
-
-        def when_up() -> None:
-            nonlocal was_up
-            if not was_up:
-                task_status.started()
-            was_up = True
-
-        while True:
-            started_at = trio.current_time()
-            with contain(
-                "host", level=logging.ERROR if was_up else logging.DEBUG, is_quiet=False
-            ) as outcome:
-                await self._run_host(when_up)
-            if not was_up:
-                raise first_own_error(outcome.error)
-            self._tally.host_restarts += 1
-            if trio.current_time() - started_at > HEALTHY_S:
-                pause_s = RESTART_PAUSE_S
-            await trio.sleep(pause_s)  # noqa: TID251 -- backoff
-            pause_s = min(pause_s * 2, MAX_RESTART_PAUSE_S)
-
-    async def _run_host(self, when_up: Callable[[], None]) -> None:
-        """Run a host until it dies."""
+        """Run one host after another; in between, callers see PeerUnreachableError."""
         events = HostEvents(
-            self._tell_connected, self._tell_lost, self._is_banned, self._gossip.count_sent
+            self._tell_connected,
+            self._tell_lost,
+            self._bans.is_banned,
+            self._gossip.count_sent,
+            self._note_misdeed,
         )
-        try:
-            async with (
-                open_host(self._identity, self._config, self._listen, events, self._tally) as host,
-                trio.open_nursery() as nursery,
-            ):
-                self._listen = host.listening_on()  # the next host takes the same ports
-                self._requests.attach(host)
-                self._blob_server.attach(host)
-                self._host = host
-                await self._gossip.attach(host, nursery)
-                when_up()
-                self._dialer.look_now()
-                await trio.sleep_forever()
-        finally:
-            self._host = None
-            self._gossip.detach()
-            for peer_id in tuple(self._connected):
-                self._tell_lost(peer_id)
+        await self._keeper.run(events, self._attach, self._detach, task_status=task_status)
+
+    async def _attach(self, host: Host, nursery: trio.Nursery) -> None:
+        self._requests.attach(host)
+        self._blob_server.attach(host)
+        await self._gossip.attach(host, nursery)
+        self._dialer.look_now()
+
+    def _detach(self) -> None:
+        self._gossip.detach()
+        for peer_id in tuple(self._connected):
+            self._tell_lost(peer_id)
 
     def _tell_connected(self, peer_id: str) -> None:
         self._connected.add(peer_id)
         view = next((peer for peer in self.peers() if peer.peer_id == peer_id), None)
-        for callback in self._when_connected:
-            if view is None:
-                return  # gone again already
-            with contain("on_peer_connected", peer_id=peer_id) as outcome:
-                callback(view)
-            self._tally.failed_handlers += outcome.error is not None
+        if view is not None:  # not gone again already
+            self._call_all("on_peer_connected", self._when_connected, view)
 
     def _tell_lost(self, peer_id: str) -> None:
         self._connected.discard(peer_id)
         self._tally.dropped_peers += 1
         self._dialer.look_now()
-        for callback in self._when_lost:
-            with contain("on_peer_lost", peer_id=peer_id) as outcome:
-                callback(peer_id)
+        self._call_all("on_peer_lost", self._when_lost, peer_id)
+
+    def _call_all(
+        self, what: str, callbacks: Sequence[Callable[[*Args], None]], *args: *Args
+    ) -> None:
+        """Call the caller's callbacks; what they raise is contained and counted."""
+        for callback in callbacks:
+            with contain(what) as outcome:
+                callback(*args)
             self._tally.failed_handlers += outcome.error is not None
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
+
+
+class Ban(NamedTuple):
+    """Why a peer is refused, and until when."""
+
+    reason: str
+    """For people."""
+    until_utc: float | None
+    """Seconds since 1970; None: for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +24,32 @@ class SwarmConfig:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Addresses to accept connections on; port 0 lets the system choose one, which is then kept.
     Empty: nobody can dial in."""
+    preferred_port: int | None = None
+    """The port, 1..65535, to try first where `listen` says 0: the one that was used the last time.
+    When it is taken, the system chooses one."""
     bootstrap: tuple[str, ...] = ()
     """Addresses, with /p2p/, of the peers to meet first; kept connected."""
+    namespace: str = ""
+    """Whom to look for: those with the same namespace, such as the id of a run. Empty: nobody is
+    looked for beyond `bootstrap` and those who are remembered."""
+    mdns: bool = True
+    """Whether to look for peers on the local network, and to be found there."""
+    dht: bool = True
+    """Whether to look for peers, and to be found, in the distributed table of all peers."""
+    discover_every_s: float = 60.0
+    """Seconds between two searches for peers, give or take a fifth."""
+    discover_alone_every_s: float = 10.0
+    """The same while nobody is connected."""
+    alone_after_s: float = 60.0
+    """Seconds without any peer after which everybody known is tried again, whatever failed."""
     max_connections: int = 64
     """Connections at a time, both directions together; at most three quarters of them inbound."""
+    max_inbound_per_ip: int = 8
+    """Inbound sockets at a time from one IPv4 address or one IPv6 /64, loopback excepted."""
+    max_inbound_from_loopback: int = 256
+    """Inbound sockets at a time from this machine."""
+    handshake_timeout_s: float = 10.0
+    """Seconds in which who dials in must have proven who it is."""
     ping_every_s: float = 5.0
     """Seconds between two pings on a quiet connection: 24 bytes each."""
     ping_timeout_s: float = 10.0
@@ -29,8 +60,11 @@ class SwarmConfig:
     """Seconds between two looks at who should be connected and is not."""
     redial_at_most_every_s: float = 300.0
     """Longest pause, in seconds, before a peer that could not be reached is tried again."""
-    banned: frozenset[str] = frozenset()
-    """Peer ids that are refused from the start."""
+    ban_s: float = 600.0
+    """How long a peer that breaks the rules is refused, in seconds, for the first time; each later
+    ban lasts twice as long as the one before."""
+    banned: Mapping[str, Ban] = field(default_factory=dict)
+    """Peers that are refused from the start: what `Swarm.banned()` gave the last time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +81,8 @@ class PeerView:
     """Seconds since the handshake."""
     rtt_s: float | None
     """Smoothed time of a ping and its answer, in seconds; None before the first."""
+    is_relayed: bool = False
+    """Whether a third peer passes on all bytes; False: the connection is direct."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +117,12 @@ class SwarmStatistics:
     """Blob chunks and manifests from peers that did not match their hash."""
     dropped_peers: int
     """Connections that were lost, whatever the reason."""
+    misdeeds: int
+    """Times that a peer broke a rule of the network."""
+    num_banned: int
+    """Peers refused now."""
+    found_peers_by_way: Mapping[str, int]
+    """New peers or addresses heard of, by the way of hearing: mdns, dht, exchange."""
 
 
 @dataclass(slots=True)
@@ -96,6 +138,7 @@ class Tally:
     refused_requests: int = 0
     bad_chunks: int = 0
     dropped_peers: int = 0
+    found: Counter[str] = field(default_factory=Counter)
     retired_wire_sent: int = 0
     """Bytes of connections that are closed."""
     retired_wire_received: int = 0

@@ -10,9 +10,14 @@ from typing import Final
 
 import trio
 from libp2p.abc import IMuxedConn
+from libp2p.io.exceptions import IOException
 from libp2p.io.trio import TrioTCPStream
 
+from p2p.admission import Ticket
+
 SOCKET_READ_BYTES: Final = 128 << 10
+HANDSHAKE_READ_BYTES: Final = 4 << 10
+MAX_HANDSHAKE_BYTES: Final = 64 << 10  # until the other end has proven who it is
 MAX_READ_BYTES: Final = 64 << 10  # one noise message; what strangers announce may be more
 
 
@@ -26,6 +31,10 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
         super().__init__(stream)
         self._cached_remote_address: tuple[str, int] | None = None
         self._unread = bytearray()
+        self.ticket: Ticket | None = None
+        """The place of a socket that was accepted; None: we dialled."""
+        self.is_authenticated = False
+        """Whether the other end has proven who it is."""
         self.last_received_at = trio.current_time()
         self.num_bytes_received = 0
         self.num_bytes_sent = 0
@@ -34,7 +43,7 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
         """Read `n` bytes, fewer at the end of the stream or past 64 KiB."""
         wanted = 1 if n is None else min(n, MAX_READ_BYTES)
         while len(self._unread) < wanted:
-            piece = await super().read(SOCKET_READ_BYTES)
+            piece = await super().read(self._max_piece_bytes())
             if not piece:
                 break
             self.last_received_at = trio.current_time()
@@ -43,6 +52,13 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
         result = bytes(self._unread[:n])
         del self._unread[: len(result)]
         return result
+
+    def _max_piece_bytes(self) -> int:
+        if self.is_authenticated:
+            return SOCKET_READ_BYTES
+        if self.num_bytes_received >= MAX_HANDSHAKE_BYTES:
+            raise IOException("too many bytes before the handshake is done")
+        return HANDSHAKE_READ_BYTES
 
     async def write(self, data: bytes) -> None:
         """Write all of `data`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, PROTOCOL_ID_V12
 
-from p2p import blobs, framing, gossip, guards, requests
+from p2p import blobs, framing, gossip, gossip_guards, guards, requests
 from p2p.addresses import MAX_ADDRS_PER_PEER
 from p2p.blobstore import CHUNK_BYTES, MAX_BLOB_BYTES, blob_id_of_bytes
 from p2p.identity import _PEER_ID_PREFIX
@@ -30,9 +30,9 @@ SENTENCES = {
     "stall": f"the client after {blobs.STALL_S:g} s, the server after {blobs.IDLE_DEADLINE_S:g} s",
     "request": f"a request has at most {requests.MAX_REQUEST_BYTES >> 20} MiB",
     "gossip": f"A payload has at most {gossip.MAX_MESSAGE_BYTES:,} bytes",
-    "topic": f"at most {guards.MAX_TOPIC_CHARS} characters",
-    "gossip rate": f"exceeds {guards.GOSSIP_PER_FORWARDER_S:g} a second",
-    "gossip burst": f"after a burst of {guards.GOSSIP_BURST:g}",
+    "topic": f"at most {gossip_guards.MAX_TOPIC_CHARS} characters",
+    "gossip rate": f"exceeds {gossip_guards.GOSSIP_PER_FORWARDER_S:g} a second",
+    "gossip burst": f"after a burst of {gossip_guards.GOSSIP_BURST:g}",
     "gossip protocols": f"(`{PROTOCOL_ID_V12}`, `{PROTOCOL_ID_V11}`)",
     "streams": f"beyond {guards.MAX_INBOUND_STREAMS} that are answered",
     "open streams": f"beyond {guards.MAX_OPEN_STREAMS:,} open streams",

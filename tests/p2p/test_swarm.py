@@ -17,7 +17,7 @@ from p2p.errors import (
     RequestTimeoutError,
 )
 from p2p.swarm import Swarm, SwarmConfig, open_swarm
-from p2p.swarm_types import PeerView
+from p2p.swarm_types import Ban, PeerView
 from p2p.tcp_stream import tcp_stream_of
 from tests.p2p.support import (
     ask,
@@ -327,7 +327,7 @@ async def test_a_banned_peer_is_refused() -> None:
         assert await ask(other, one.peer_id) == b"xx"
         one.ban(other.peer_id, "two votes at one height")
         await until(lambda: not is_connected(one, other) and lost)
-        assert one.banned() == {other.peer_id}
+        assert one.banned() == {other.peer_id: Ban("two votes at one height", None)}
         with pytest.raises((PeerUnreachableError, RequestRefusedError)):
             await ask(other, one.peer_id)
         one.remember(other.peer_id, other.listen_addrs)

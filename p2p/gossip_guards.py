@@ -1,0 +1,174 @@
+"""Publish and subscribe among strangers: bounded, counted, and paid for. Runs in: agent.
+
+The part of the guards (p2p/guards.py) that concerns gossip: faults 3, 4 and 9 of LIBP2P.md. What a
+neighbour sends is charged to it before it is parsed, and again before anything is verified; what is
+sent to a neighbour stays below what it allows, so that nobody is punished for passing on a flood.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+from google.protobuf.message import DecodeError
+from libp2p.abc import INetStream
+from libp2p.exceptions import ParseError
+from libp2p.io.exceptions import IOException, MessageTooLarge
+from libp2p.network.connection.exceptions import RawConnError
+from libp2p.network.stream.exceptions import StreamError
+from libp2p.peer.id import ID
+from libp2p.pubsub import gossipsub as gossipsub_module
+from libp2p.pubsub import pubsub as pubsub_module
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.pubsub.validators import signature_validator
+from libp2p.utils.varint import read_varint_prefixed_bytes_limited
+
+from p2p.conduct import Misdeed
+from p2p.contain import contain
+from p2p.token_buckets import TokenBuckets
+
+MAX_TOPIC_CHARS: Final = 128
+MAX_SUBSCRIPTIONS_PER_PEER: Final = 64
+GOSSIP_PER_FORWARDER_S: Final = 20.0  # the whole swarm should send about one message a second
+GOSSIP_BURST: Final = 100.0
+GOSSIP_BYTES_PER_S: Final = 512 << 10
+GOSSIP_BYTES_BURST: Final = 16 << 20  # more than a burst of the largest messages
+GOSSIP_FRAME_BYTES: Final = 2 << 10  # what a frame costs whatever is in it
+GOSSIP_ENTRY_BYTES: Final = 1 << 10  # what a subscription or a word about the mesh costs
+GOSSIP_SENT_PER_S: Final = 15.0  # to one neighbour: well below what it allows
+GOSSIP_SENT_BURST: Final = 60.0
+
+
+class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is untyped
+    """Publish and subscribe among strangers: bounded, counted. Faults 3, 4 and 9."""
+
+    def __init__(
+        self,
+        *args: Any,
+        on_sent: Callable[[str, int], None],
+        note_misdeed: Callable[..., None],
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        # New: counting from the second of the start, a restarted host reuses numbers that peers
+        # remember.
+        self.counter = time.time_ns()
+        self.num_dropped = 0
+        self._on_sent = on_sent
+        self._note_misdeed = note_misdeed
+        self._may_take = TokenBuckets(per_s=GOSSIP_PER_FORWARDER_S, burst=GOSSIP_BURST)
+        self._may_take_bytes = TokenBuckets(per_s=GOSSIP_BYTES_PER_S, burst=GOSSIP_BYTES_BURST)
+        self._may_send = TokenBuckets(per_s=GOSSIP_SENT_PER_S, burst=GOSSIP_SENT_BURST)
+
+    async def continuously_read_stream(self, stream: INetStream) -> None:
+        """Take frames from one neighbour until its stream ends.
+
+        New: stock code starts a task for each message, of which a frame may hold thousands.
+        """
+        peer = stream.muxed_conn.peer_id
+        with contextlib.suppress(StreamError, IOException, RawConnError):  # it ended
+            while self.manager.is_running:
+                try:
+                    frame = await read_varint_prefixed_bytes_limited(
+                        stream, self.max_inbound_rpc_size
+                    )
+                    await self._take_frame(peer, frame)
+                except (MessageTooLarge, ParseError, DecodeError):
+                    self._note_misdeed(str(peer), Misdeed.GOSSIP_MALFORMED)
+                    raise
+
+    async def _take_frame(self, peer: ID, frame: bytes) -> None:
+        if self._is_over(peer, len(frame) + GOSSIP_FRAME_BYTES):
+            return
+        rpc = rpc_pb2.RPC()
+        rpc.ParseFromString(frame)
+        control = rpc.control
+        words = (control.ihave, control.iwant, control.graft, control.prune)
+        num_entries = len(rpc.subscriptions) + sum(len(entries) for entries in words)
+        if self._is_over(peer, num_entries * GOSSIP_ENTRY_BYTES):
+            return
+        for message in rpc.publish[: self._num_allowed(peer, len(rpc.publish))]:
+            if self._is_subscribed_to_msg(message):
+                self.manager.run_task(self.push_msg, peer, message)
+        for subscription in rpc.subscriptions[:MAX_SUBSCRIPTIONS_PER_PEER]:
+            self.handle_subscription(peer, subscription)
+        if rpc.HasField("control"):
+            await self.router.handle_rpc(rpc, peer)
+
+    def _is_over(self, peer: ID, cost_bytes: int) -> bool:
+        """Charge a neighbour for what it makes us do; tell whether that is too much."""
+        if not self._may_take_bytes.take(str(peer), trio.current_time(), cost_bytes):
+            return False
+        self.num_dropped += 1
+        self._note_misdeed(str(peer), Misdeed.GOSSIP_FLOOD)
+        return True
+
+    def _num_allowed(self, peer: ID, num_messages: int) -> int:
+        """Bound what one neighbour can make us verify: 20 messages a second after 100."""
+        lacking = self._may_take.take(str(peer), trio.current_time(), num_messages)
+        num_refused = math.ceil(lacking)
+        if num_refused:
+            self.num_dropped += num_refused
+            self._note_misdeed(str(peer), Misdeed.GOSSIP_FLOOD, num_refused)
+        return num_messages - num_refused
+
+    async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
+        """Verify, deliver and forward a message; a false signature is the forwarder's misdeed."""
+        if msg_forwarder != self.my_id and not self._is_msg_seen(msg):
+            is_signed = False
+            with contain("signature", peer_id=str(msg_forwarder), level=logging.DEBUG):
+                is_signed = signature_validator(msg)
+            if not is_signed:
+                self._note_misdeed(str(msg_forwarder), Misdeed.GOSSIP_UNSIGNED)
+                return
+        await super().push_msg(msg_forwarder, msg)
+
+    def _handle_dead_peer(self, peer_id: ID) -> None:
+        # What it may send is not forgotten: or it would only have to come back.
+        self._may_send.forget(str(peer_id))
+        super()._handle_dead_peer(peer_id)
+
+    def handle_subscription(self, origin_id: ID, sub_message: rpc_pb2.RPC.SubOpts) -> None:
+        """Note what a neighbour listens to, unless the topic's name is absurd."""
+        if len(sub_message.topicid) <= MAX_TOPIC_CHARS:
+            super().handle_subscription(origin_id, sub_message)
+
+    def notify_subscriptions(self, publish_message: rpc_pb2.Message) -> None:
+        """Deliver a message here, counting it where the queue is full."""
+        for topic in publish_message.topicIDs:
+            if topic in self.topic_ids:
+                try:
+                    self.subscribed_topics_send[topic].send_nowait(publish_message)
+                except trio.WouldBlock:
+                    self.num_dropped += 1
+
+    async def write_msg(self, stream: INetStream, rpc_msg: rpc_pb2.RPC) -> bool:
+        """Write to one neighbour what it will take, accounting for the messages in it."""
+        peer_id = str(stream.muxed_conn.peer_id)
+        lacking = self._may_send.take(peer_id, trio.current_time(), len(rpc_msg.publish))
+        allowed = rpc_msg
+        if lacking:
+            allowed = rpc_pb2.RPC()  # the queues of other neighbours hold the same object
+            allowed.CopyFrom(rpc_msg)
+            del allowed.publish[len(rpc_msg.publish) - math.ceil(lacking) :]
+            self.num_dropped += math.ceil(lacking)
+        is_sent: bool = await super().write_msg(stream, allowed)
+        if is_sent:
+            for message in allowed.publish:
+                self._on_sent(message.topicIDs[0] if message.topicIDs else "", len(message.data))
+        return is_sent
+
+
+class GuardedGossipSub(gossipsub_module.GossipSub):  # type: ignore[misc] # libp2p is untyped
+    """The gossip router."""
+
+    async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
+        """Forward a message to the mesh."""
+        await super().publish(msg_forwarder, pubsub_msg)
+        # New: the list is pruned by the adaptive mode alone, which is off.
+        self.recent_message_deliveries.clear()
