@@ -268,6 +268,19 @@ def test_a_child_that_only_its_proposer_stands_on_delays_nobody() -> None:
     assert only(desk.wait(GRACE_S + 2 * FAILOVER_S), ev.ComputeProposal)
 
 
+def test_nor_does_it_when_it_certifies_the_tip_itself() -> None:
+    chain, tip, desk = desk_at(1)
+    proposer = rank_order(chain.rules, chain.facts(tip))[0]
+    withheld = chain.contribution(proposer, tip)
+    other = next(peer for peer in others(desk) if peer != proposer)
+    child = chain.commit(tip, [withheld, chain.contribution(other, tip)])
+    assert chain.facts(child).certified_id == tip
+    desk.feed(*(ev.RecordArrived(i, record) for i, record in chain.records.items()))
+    desk.wait(ROUND_S)
+    desk.contribute(tip)
+    assert only(desk.wait(GRACE_S + 2 * FAILOVER_S), ev.ComputeProposal)
+
+
 def test_a_child_that_somebody_else_stands_on_is_waited_for_until_two_rounds() -> None:
     chain, _, desk, child = ready_to_propose()
     stand(chain, "other", child, desk)

@@ -275,6 +275,17 @@ def test_a_reset_comes_after_expiry_rounds_without_a_final_commit() -> None:
     assert chain.facts(commits[-1]).resets == 1
 
 
+def test_the_expiry_is_counted_from_the_last_final_commit() -> None:
+    chain, tip = grown(expiry_rounds=4)
+    farewells = [chain.leaving(author, tip) for author in "bc"]
+    node = chain.commit(tip, [chain.contribution("a", tip)], leaving=farewells)
+    final_height = chain.facts(node).final_height
+    for height in range(final_height + 3, final_height + 6):
+        assert chain.facts(node).resets == (height >= final_height + 4)
+        assert chain.facts(node).height == height
+        node = chain.round(node, "a", voters="")
+
+
 def test_no_reset_while_the_active_are_a_quorum() -> None:
     chain, tip = grown(expiry_rounds=4)
     node = tip
@@ -301,12 +312,14 @@ def test_ranks_that_missed_their_turn_rank_last_for_demote_rounds() -> None:
     child = chain.commit(
         tip, [chain.contribution(author, tip) for author in "abc"], proposer=order[2]
     )
-    demoted = set(order[:2])
+    first, last = chain.facts(child).height, chain.facts(child).height + 7
     node = child
-    for height in range(chain.facts(child).height, chain.facts(child).height + 8):
-        assert rank_order(chain.rules, chain.facts(node))[0] not in demoted, height
+    for height in range(first, last + 1):
+        assert chain.facts(node).height == height
+        assert chain.facts(node).demoted_until == dict.fromkeys(order[:2], last)
+        assert rank_order(chain.rules, chain.facts(node))[0] == order[2]
         node = chain.round(node, "abc")
-    assert not [p for p, until in chain.facts(node).demoted_until.items() if until >= height + 1]
+    assert chain.facts(node).demoted_until == {}
 
 
 def test_who_was_seen_lately_ranks_before_who_was_not() -> None:

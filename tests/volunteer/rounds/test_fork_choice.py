@@ -88,14 +88,25 @@ def test_an_open_run_is_not_turned_over_by_a_stranger_s_first_commit() -> None:
     assert chosen(chain) == tip
 
 
-def test_two_foundings_meet_on_the_one_with_more_authors_then_on_the_higher_certified() -> None:
+@pytest.mark.parametrize("number", range(8))
+def test_two_foundings_meet_on_the_one_with_more_authors_then_on_the_higher_certified(
+    number: int,
+) -> None:
     chain = ChainBuilder(make_rules(publisher=""))
-    long_alone = chain.rounds(chain.genesis, "a", 6)[-1]
-    short_alone = chain.rounds(chain.genesis, "b", 3)[-1]
+
+    def found(authors: list[str], heights: int) -> str:
+        tip = chain.genesis
+        for _ in range(heights):
+            ids = [chain.contribution(author, tip) for author in authors]
+            tip = chain.commit(tip, ids, proposer=authors[0])
+        return tip
+
+    long_alone = found([f"long {number}"], 6)
+    found([f"short {number}"], 3)
     assert chosen(chain) == long_alone
-    together = chain.round(chain.genesis, "cd")
+    assert chosen(chain) == long_alone
+    together = found([f"one {number}", f"two {number}"], 1)
     assert chosen(chain) == together
-    assert short_alone != together
 
 
 def test_a_final_commit_is_left_only_across_a_reset() -> None:

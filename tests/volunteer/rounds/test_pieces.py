@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 
 import msgspec
+import pytest
 
 from tests.volunteer.rounds.chain_builder import ChainBuilder, hash_of, make_rules
 from tests.volunteer.rounds.desk import Desk
 from volunteer.rounds import events as ev
 from volunteer.rounds import knowledge
+from volunteer.rounds.catch_up import Needs, needs_of_headers, needs_of_state
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.requests import LONGEST_PAUSE_S, Kind, Requests
 from volunteer.rounds.sampling import sample_contributions
@@ -121,6 +123,60 @@ def test_what_is_built_on_an_invalid_commit_is_invalid() -> None:
     child = chain.draft(tip, [chain.contribution("a", tip)])
     child_of_bad = msgspec.structs.replace(child, parent=bad_id)
     assert chain.known.invalid[chain.add(child_of_bad)] == "its parent is invalid"
+
+
+def test_a_bad_blob_refuses_what_waits_for_it_and_not_what_was_verified_before() -> None:
+    chain = ChainBuilder()
+    tip = chain.rounds(chain.genesis, "a", 2)[-1]
+    listed = chain.contribution("a", tip, is_held=False)
+    waiting = chain.commit(tip, [listed])
+    verified = chain.commit(tip, [listed], state="seen before")
+    chain.known.hold_state(verified)
+    chain.known.refuse_blob(chain.known.contributions[listed].blob_id, "not finite")
+    assert chain.known.refused.keys() == {waiting}
+    assert verified in chain.known.usable
+
+
+# --------------------------------------------------------------------------- catching up
+
+
+def test_the_lowest_blobs_are_asked_for_first() -> None:
+    chain = ChainBuilder()
+    node, ids = chain.genesis, []
+    for _ in range(6):
+        ids.append(chain.contribution("a", node, is_held=False))
+        node = chain.commit(node, [ids[-1]])
+    needs = needs_of_headers(chain.known, node)
+    assert needs.contributions == tuple(ids[:3])
+    assert chain.known.commits[needs.lowest].contributions == (ids[0],)
+    assert needs.state_of == chain.facts(node).certified_id
+    assert needs_of_headers(chain.known, chain.genesis) == Needs()
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+@pytest.mark.parametrize("heights", [1, 8, 9])
+def test_near_states_are_computed_and_far_ones_fetched_and_the_other_way_after_failures(
+    heights: int, has_failed: bool
+) -> None:
+    chain = ChainBuilder()
+    commits = chain.rounds(chain.genesis, "a", heights)
+    chain.known.hold_state(chain.genesis)
+    needs = needs_of_state(chain.known, commits[-1], chain.genesis, has_failed=has_failed)
+    if (heights > 8) == has_failed:
+        assert needs == Needs(compute=commits[0])
+    else:
+        assert needs == Needs(state_of=commits[-1])
+
+
+def test_states_below_the_journal_are_fetched() -> None:
+    chain = ChainBuilder()
+    tip = chain.rounds(chain.genesis, "a", 12)
+    chain.known.hold_state(chain.genesis)
+    branch = chain.rounds(tip[0], "b", 1)[-1]  # at height 2, and the tip at 12
+    chain.known.hold_state(tip[0])
+    needs = needs_of_state(chain.known, branch, tip[-1], has_failed=False)
+    assert needs == Needs(state_of=branch)
+    assert needs_of_state(chain.known, branch, tip[8], has_failed=False) == Needs(compute=branch)
 
 
 # ------------------------------------------------------------------------------- speed
