@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import msgspec
 import typer
@@ -20,7 +20,15 @@ from tui.durations import parse_duration
 from tui.wording import clean, format_duration
 from volunteer.errors import ControlError, VolunteerError
 from volunteer.locations import Locations
-from volunteer.messages import PeerStatus, RoundPoint, Stats, Status
+from volunteer.messages import (
+    MAX_SAMPLE_TOKENS,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    PeerStatus,
+    RoundPoint,
+    Stats,
+    Status,
+)
 
 STOP_DEADLINE_S = 60.0
 # The agent stops the trainer, which saves its work first; slow disks take their time.
@@ -35,6 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+LogSource = Literal["agent", "trainer", "aggregator", "sampler"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -83,6 +92,12 @@ def _duration(text: str | float) -> float:
 def _positive(value: float | None) -> float | None:
     if value is not None and not 0.0 < value < float("inf"):
         raise typer.BadParameter(f"{value} is not above 0")
+    return value
+
+
+def _temperature(value: float) -> float:
+    if not 0.0 <= value <= MAX_TEMPERATURE:
+        raise typer.BadParameter(f"{value} is not from 0 to {MAX_TEMPERATURE:g}")
     return value
 
 
@@ -290,6 +305,50 @@ def peers(as_json: AsJson = False) -> None:
         _write("No peers. The agent trains alone, as a swarm of one, until some are found.")
         return
     _write(*align(peer_table(listed, own_state=own_state), 160))
+
+
+@app.command()
+def logs(
+    is_following: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written, until Ctrl+C.")
+    ] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="LINES", min=0, max=100_000, help="How many.")
+    ] = 50,
+    source: Annotated[
+        LogSource | None, typer.Option(help="Only this one's; default: all, by time.")
+    ] = None,
+) -> None:
+    """Print the end of the logs; needs no agent."""
+    from tui.logs import show_logs
+
+    show_logs(_locations().log_dir, lines, source, is_following=is_following)
+
+
+@app.command()
+def sample(
+    prompt: Annotated[str, typer.Argument(help="What the text goes on from.")] = "",
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MAX_SAMPLE_TOKENS, help="How many to write.")
+    ] = 200,
+    temperature: Annotated[
+        float,
+        typer.Option(metavar="T", callback=_temperature, help="0: the likeliest each time."),
+    ] = 0.8,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, max=MAX_SEED, help="The same text again; default: any."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print text from the current shared weights, on the CPU; also while paused."""
+    from tui.sample import ask_sample, sample_text
+
+    written = ask_sample(_locations(), prompt, max_tokens, temperature, seed)
+    if as_json:
+        _write_json(written)
+        return
+    _write(sample_text(prompt, written))
 
 
 @app.command()

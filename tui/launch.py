@@ -100,29 +100,49 @@ def start_agent(
     """
     locations.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_file = locations.log_dir / "agent.log"
-    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "ab") as log:
-        log_start = log.tell()
+    # Not rotated here: another agent may be writing to it. The agent does so once it may.
+    descriptor = os.open(log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        log_start = os.fstat(descriptor).st_size
         process = subprocess.Popen(
             [*AGENT_COMMAND, *options.to_argv()],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=descriptor,
+            stderr=descriptor,
             start_new_session=True,
         )
+        status = _wait_up(process, locations, deadline_s, cancelled)
+        if status is not None:
+            return status
+        message = f"the agent has not answered within {deadline_s:g} s"
+        if process.returncode is not None:
+            message = f"the agent ended at once, with exit status {process.returncode}"
+        words = _last_words(descriptor, log_start, log_file)
+    finally:
+        os.close(descriptor)
+    if words:
+        message = "\n  ".join([f"{message}; its last words:", *words])
+    # Popen warns when it is forgotten while the process runs; outliving us is the point.
+    process.returncode = process.returncode or 0
+    raise ControlError(message, hint=f"see {log_file}")
+
+
+def _wait_up(
+    process: subprocess.Popen[bytes],
+    locations: Locations,
+    deadline_s: float,
+    cancelled: threading.Event | None,
+) -> Status | None:
+    """Wait until the agent answers; None if it has ended, or not answered in time."""
     deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline and not (cancelled is not None and cancelled.is_set()):
         status = find_agent(locations)
         if status is not None:
-            # Popen warns when it is forgotten while the process runs; outliving us is the point.
-            process.returncode = 0
+            process.returncode = 0  # as above: it is left to itself
             return status
         if _has_ended(process):
-            message = f"the agent ended at once, with exit status {process.returncode}"
-            raise ControlError(_with_log(message, log_file, log_start), hint=f"see {log_file}")
-    process.returncode = 0
-    message = f"the agent has not answered within {deadline_s:g} s"
-    raise ControlError(_with_log(message, log_file, log_start), hint=f"see {log_file}")
+            return None
+    return None
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
@@ -133,14 +153,24 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _with_log(message: str, log_file: Path, log_start: int) -> str:
-    """Append the last lines that were written to the log since `log_start` (bytes)."""
-    with log_file.open("rb") as log:
-        end = log.seek(0, os.SEEK_END)
-        log.seek(max(log_start, end - _TAIL_BYTES))
-        lines = log.read().decode("utf-8", errors="replace").splitlines()
-    tail = [clean(line) for line in lines[-_TAIL_LINES:] if line.strip()]
-    return "\n  ".join([f"{message}; its last words:", *tail]) if tail else message
+def _last_words(descriptor: int, log_start: int, log_file: Path) -> list[str]:
+    """Return the last lines that were logged since `log_start` (bytes).
+
+    Args:
+        descriptor: the log as it was opened; the agent may have rotated it since.
+        log_start: where the agent's own lines begin there.
+        log_file: the log by its name.
+    """
+    own = os.fstat(descriptor)
+    start = max(log_start, own.st_size - _TAIL_BYTES)
+    # Not seek and read: the agent's stderr shares the position.
+    data = os.pread(descriptor, _TAIL_BYTES, start)
+    if log_file.exists() and not os.path.samestat(own, log_file.stat()):
+        with log_file.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+            data += log.read(_TAIL_BYTES)
+    lines = data.decode("utf-8", errors="replace").splitlines()
+    return [clean(line) for line in lines[-_TAIL_LINES:] if line.strip()]
 
 
 def exec_agent(options: AgentOptions) -> int:

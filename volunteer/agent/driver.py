@@ -274,9 +274,10 @@ class RoundDriver:
         if self._is_snapshot_known:
             self._files.prune(self.machine, keep=self._unwritten_blobs())
         log.info(
-            "run=%s round=%d commit=%s state=%s listed=%d final=%d carried=%d",
+            "run=%s round=%d peer=%s commit=%s state=%s listed=%d final=%d carried=%d",
             self.machine.rules.run_id[:12],
             facts.height,
+            facts.proposer or "none",
             action.commit_id[:12],
             state_hash[:12],
             len(facts.listed),
