@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
+from tests.simulation.disk import Disk
 from tests.simulation.trainer_model import Contents, Snapshot, TrainerModel
 from tests.simulation.world import World
 from volunteer.rounds import events as ev
@@ -34,19 +35,6 @@ from volunteer.rounds.turn import Timing
 TICK_S = 2.0
 APPLY_S = 0.5
 JOURNAL_ROUNDS = 8
-
-
-@dataclass(slots=True)
-class Disk:
-    """What a crash leaves."""
-
-    records: dict[str, Record] = field(default_factory=dict)
-    """In their order of arrival."""
-    blobs: set[str] = field(default_factory=set)
-    verified: list[str] = field(default_factory=list)
-    states: set[str] = field(default_factory=set)
-    dropped: list[str] = field(default_factory=list)
-    snapshot: Snapshot = field(default_factory=Snapshot)
 
 
 class Observer(Protocol):
