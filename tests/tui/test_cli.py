@@ -9,14 +9,26 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import psutil
 import pytest
 
 from tests.fakes.fake_agent import FakeAgent, make_peers, make_stats, make_status, run_in_thread
+from tui.cli import LogSource
 from volunteer.locations import Locations
-from volunteer.messages import ControlFault, PeerStatus, Stats, Status
+from volunteer.logs import LOG_SOURCES
+from volunteer.messages import (
+    MAX_PROMPT_CHARS,
+    ControlFault,
+    ControlReply,
+    PeerStatus,
+    Sample,
+    Stats,
+    Status,
+    encode_line,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +72,7 @@ def started_home(home: Path) -> Iterator[Path]:
         os.kill(msgspec.json.decode(result.stdout, type=Status).agent_pid, signal.SIGKILL)
 
 
-VERBS_THAT_NEED_AN_AGENT = ["", "status", "stats", "peers", "pause", "resume", "stop"]
+VERBS_THAT_NEED_AN_AGENT = ["", "status", "stats", "peers", "pause", "resume", "sample", "stop"]
 
 
 @pytest.mark.parametrize("verb", VERBS_THAT_NEED_AN_AGENT)
@@ -87,6 +99,14 @@ def test_without_an_agent_the_exit_status_is_3(home: Path, verb: str) -> None:
         "demo --minutes -1",
         "demo --verify a --keep b",
         "status extra",
+        "logs -n -1",
+        "logs --source kernel",
+        "sample --max-tokens 0",
+        "sample --max-tokens 10001",
+        "sample --temperature nan",
+        "sample --temperature -1",
+        "sample --seed -1",
+        "sample two prompts",
     ],
 )
 def test_bad_usage_is_exit_status_2(home: Path, args: str) -> None:
@@ -213,6 +233,76 @@ def test_a_failing_start_shows_the_end_of_the_log(home: Path) -> None:
     assert str(home / "logs" / "agent.log") in result.stderr
 
 
+ROTATING_START = """
+import sys
+from tui import launch
+launch.AGENT_COMMAND = (sys.executable, "-c", '''
+import logging, os, sys
+from pathlib import Path
+from volunteer.logs import OwnLogHandler, set_up_log
+OwnLogHandler.__init__.__defaults__ = (100,)
+sys.stderr.write("before the log is set up\\\\n")
+set_up_log(Path(os.environ["ALLMENDE_HOME"], "logs", "agent.log"))
+logging.getLogger("volunteer").info("rotated %s", "x" * 60)
+sys.exit("the very last words")
+''')
+from tui.cli import main
+main()
+"""
+
+
+def test_a_failing_start_shows_its_last_words_though_the_log_was_rotated(home: Path) -> None:
+    (home / "logs").mkdir()
+    (home / "logs" / "agent.log").write_text("an older line\n" * 8)
+    result = run(home, "start", code=ROTATING_START)
+    assert result.returncode == 1
+    words = result.stderr.splitlines()
+    assert words[1] == "  before the log is set up"
+    assert words[2].endswith("INFO volunteer rotated " + "x" * 60)
+    assert words[3] == "  the very last words"
+    assert "an older line" not in result.stderr
+    assert (home / "logs" / "agent.log.1").exists()
+
+
+SAMPLE = Sample(
+    text="\x1b[2Jor not\tto\u202e \ufffd\nbe",
+    num_tokens=9,
+    state_hash="ab" * 32,
+    round_index=4,
+    seed=1,
+)
+
+
+def test_sample_in_words_and_as_json(home: Path, fake: FakeAgent) -> None:
+    fake.raw_replies["sample"] = encode_line(ControlReply(result=SAMPLE))
+    words = run(home, "sample", "To be, ")
+    assert (words.returncode, words.stderr) == (0, "")
+    assert words.stdout == "To be, \ufffd[2Jor not\tto\ufffd \ufffd\nbe\n"
+    assert fake.requests[0].args == {"prompt": "To be, ", "max_tokens": 200, "temperature": 0.8}
+    flags = ["--seed", "7", "--temperature", "0", "--max-tokens", "5", "--json"]
+    as_json = run(home, "sample", *flags)
+    assert msgspec.json.decode(as_json.stdout, type=Sample) == SAMPLE
+    assert fake.requests[1].args == {"prompt": "", "max_tokens": 5, "temperature": 0.0, "seed": 7}
+
+
+def test_a_sample_that_is_refused_says_why(home: Path, fake: FakeAgent) -> None:
+    fake.faults["sample"] = ControlFault(message="there are no shared weights yet", hint="wait")
+    result = run(home, "sample")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "allmende: there are no shared weights yet\n  hint: wait\n"
+
+
+@pytest.mark.parametrize("prompt", ["\udcff", "x" * (MAX_PROMPT_CHARS + 1)])
+def test_a_prompt_that_cannot_be_asked_is_bad_usage(home: Path, prompt: str) -> None:
+    result = run(home, "sample", prompt)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("allmende: the prompt ")
+
+
+def test_the_logs_that_can_be_named_are_those_that_there_are() -> None:
+    assert get_args(LogSource) == LOG_SOURCES
+
+
 def test_foreground_becomes_the_agent(home: Path) -> None:
     result = run(home, "start", "--foreground", "--device", "broken", code=FAKE_START)
     assert (result.returncode, result.stderr) == (1, "error: no device of that name\n")
@@ -264,7 +354,8 @@ def test_help_lists_exactly_the_verbs_that_work(home: Path) -> None:
     }
     listed.discard("Exit")
     assert listed == {
-        "start", "stop", "pause", "resume", "status", "stats", "peers", "demo", "version",
+        "start", "stop", "pause", "resume", "status", "stats", "peers", "logs", "sample", "demo",
+        "version",
     }  # fmt: skip
 
 
