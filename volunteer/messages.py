@@ -173,6 +173,8 @@ class ListedWork(msgspec.Struct, frozen=True, kw_only=True):
 
     contribution_id: str
     author: str
+    round_index: int
+    """Height of the commit that it was made on; the blob says author and round as well."""
     blob_id: str
     tokens: int
     is_late: bool
@@ -186,10 +188,11 @@ class BuildGenesis(_Message, frozen=True, kw_only=True, tag="build_genesis"):
 
 
 class ValidateBlob(_Message, frozen=True, kw_only=True, tag="validate_blob"):
-    """Check a contribution's blob: header, codec, shape, finiteness, bounds (BlobValidated)."""
+    """Check a blob against its record: author, round, codec, shape, bounds (BlobValidated)."""
 
     request_id: int
     blob_id: str
+    author: str
     round_index: int
     codec: str
     codec_version: int

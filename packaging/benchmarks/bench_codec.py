@@ -42,7 +42,8 @@ def listed_of(blob_ids: list[str]) -> list[ListedWork]:
     return [
         ListedWork(
             contribution_id=blob_id,
-            author=f"peer-{index}",
+            author="peer",
+            round_index=0,
             blob_id=blob_id,
             tokens=1000 + index,
             is_late=False,
@@ -60,6 +61,7 @@ def run_size(num_parameters: int, num_contributions: int, num_turns: int, thread
     key = BlobKey(
         run_id="0" * 64,
         module_id="dense",
+        author="peer",
         round_index=0,
         codec=CODEC,
         num_elements=num_parameters,

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import trio
-from blake3 import blake3
 
 from p2p.blobstore import BlobStore
 from p2p.identity import Identity
@@ -164,13 +163,12 @@ class Agent:
         )
 
     def _trainer_argv(self, run_dir: Path) -> list[str]:
-        seed = blake3(self.identity.peer_id.encode()).hexdigest()[:16]
         return [
             *("--run-dir", str(run_dir)),
             *("--module", DENSE_MODULE),
             *("--device", self.config.device),
             *("--threads", str(self.config.num_threads(self.num_cores))),
-            *("--peer-seed", seed),
+            *("--author", self.identity.peer_id),
             *("--checkpoint-every-s", f"{self.config.checkpoint_every_s:g}"),
         ]
 

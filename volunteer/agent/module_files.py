@@ -21,6 +21,7 @@ from volunteer.agent.aggregator_service import (
     AggregatorRefusedError,
     AggregatorService,
 )
+from volunteer.agent.listing import listed_works
 from volunteer.agent.record_log import RecordLog
 from volunteer.errors import StorageFullError
 from volunteer.messages import (
@@ -28,7 +29,6 @@ from volunteer.messages import (
     BlobValidated,
     BuildGenesis,
     EvaluateState,
-    ListedWork,
     Outcome,
     OwnWork,
     StateBuilt,
@@ -160,6 +160,7 @@ class ModuleFiles:
                 lambda i: ValidateBlob(
                     request_id=i,
                     blob_id=blob_id,
+                    author=contribution.author,
                     round_index=contribution.round_index,
                     codec=contribution.codec,
                     codec_version=contribution.codec_version,
@@ -186,17 +187,7 @@ class ModuleFiles:
         key = (parent, tuple(one.contribution_id for one in listed))
         known = self._computed.get(key)
         if known is None or not self._store.has(known.state_hash):  # it may have been pruned
-            works = tuple(
-                ListedWork(
-                    contribution_id=one.contribution_id,
-                    author=one.contribution.author,
-                    blob_id=one.contribution.blob_id,
-                    tokens=one.contribution.tokens,
-                    is_late=one.is_late,
-                    is_on_probation=one.is_on_probation,
-                )
-                for one in listed
-            )
+            works = listed_works(listed)
             state_hash = self.state_hash_of(machine, parent)
             reply = await self._aggregator.ask(
                 lambda i: ApplyCommit(request_id=i, parent_state=state_hash, listed=works)

@@ -23,6 +23,7 @@ from volunteer.agent.aggregator_service import (
     AggregatorService,
 )
 from volunteer.agent.joined_run import chain_rules, verify_publisher
+from volunteer.agent.listing import listed_works
 from volunteer.agent.record_book import SignedRecord, verify_envelope
 from volunteer.agent.record_log import RecordLog
 from volunteer.errors import CheckpointError, VolunteerError
@@ -231,16 +232,8 @@ class _Replay:
     async def _replay_commit(self, commit_id: str, parent_state: str) -> bool:
         commit = self._known.commits[commit_id]
         parent = self._known.facts[commit.parent]
-        works = tuple(
-            ListedWork(
-                contribution_id=one.contribution_id,
-                author=one.contribution.author,
-                blob_id=one.contribution.blob_id,
-                tokens=one.contribution.tokens,
-                is_late=one.is_late,
-                is_on_probation=one.is_on_probation,
-            )
-            for one in listed_in_order(commit.contributions, parent, self._known.contributions)
+        works = listed_works(
+            listed_in_order(commit.contributions, parent, self._known.contributions)
         )
         built = await self._apply(parent_state, works)
         if built.state_hash != commit.state_hash:

@@ -61,7 +61,6 @@ from volunteer.training.child_process import (
 from volunteer.training.compression import EncodedGradient
 from volunteer.training.contribution_blob import (
     BlobKey,
-    claimed_round_index,
     read_contribution_blob,
 )
 from volunteer.training.genesis import genesis_slices
@@ -118,7 +117,7 @@ class Aggregator:
         reason = ""
         try:
             self._verify_codec(command.codec, command.codec_version)
-            self._read_blob(command.blob_id, command.round_index)
+            self._read_blob(command.blob_id, command.author, command.round_index)
         except ContributionRejectedError as error:
             reason = str(error)
         return BlobValidated(request_id=command.request_id, blob_id=command.blob_id, reason=reason)
@@ -170,10 +169,11 @@ class Aggregator:
         self._verify_held(state_hash)
         return read_state(self._store.file_of(state_hash), self._num_parameters)
 
-    def _read_blob(self, blob_id: str, round_index: int) -> EncodedGradient:
+    def _read_blob(self, blob_id: str, author: str, round_index: int) -> EncodedGradient:
         key = BlobKey(
             run_id=self._spec.run_id,
             module_id=self._module_id,
+            author=author,
             round_index=round_index,
             codec=self._spec.codec,
             num_elements=self._num_parameters,
@@ -181,11 +181,10 @@ class Aggregator:
         return read_contribution_blob(self._store.file_of(blob_id), key)
 
     def _read_listed(self, work: ListedWork) -> EncodedGradient:
-        """Read a listed blob; that its round is the record's was settled by ValidateBlob."""
+        """Read a listed blob, checked again against its record."""
         self._verify_held(work.blob_id)
         try:
-            round_index = claimed_round_index(self._store.file_of(work.blob_id))
-            return self._read_blob(work.blob_id, round_index)
+            return self._read_blob(work.blob_id, work.author, work.round_index)
         except ContributionRejectedError as error:
             raise ContributionRejectedError(f"{work.blob_id}: {error}") from error
 

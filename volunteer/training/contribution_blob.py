@@ -38,6 +38,8 @@ class BlobKey:
 
     run_id: str
     module_id: str
+    author: str
+    """Peer id of who made it: nobody can announce another's blob as his own."""
     round_index: int
     """Height of the commit that it was made on."""
     codec: CodecSpec
@@ -51,6 +53,7 @@ class BlobKey:
             "format": FORMAT,
             "run_id": self.run_id,
             "module_id": self.module_id,
+            "author": self.author,
             "round_index": str(self.round_index),
             "codec": self.codec.id,
             "codec_version": str(self.codec.version),

@@ -30,11 +30,12 @@ from volunteer.training.state import read_state
 class ModuleBlobs:
     """The blob store of one module of one run, as tensors."""
 
-    def __init__(self, store: BlobStore, spec: RunSpec, module_id: str) -> None:
-        """Use `store`; the agent and the aggregator use it too."""
+    def __init__(self, store: BlobStore, spec: RunSpec, module_id: str, author: str) -> None:
+        """Use `store`, as the agent and the aggregator do; `author` is our own peer id."""
         self._store = store
         self._spec = spec
         self._module_id = module_id
+        self._author = author
         self._num_parameters = num_parameters(spec.model)
 
     def read_shared_weights(self, state_hash: str) -> Tensor:
@@ -76,6 +77,7 @@ class ModuleBlobs:
         return BlobKey(
             run_id=self._spec.run_id,
             module_id=self._module_id,
+            author=self._author,
             round_index=round_index,
             codec=self._spec.codec,
             num_elements=self._num_parameters,

@@ -1,6 +1,6 @@
 """The trainer process: holds the device, takes inner steps, and obeys the agent.
 
-Runs in: trainer. `python -m volunteer.training.trainer --run-dir DIR --peer-seed HEX [...]`
+Runs in: trainer. `python -m volunteer.training.trainer --run-dir DIR --author PEER_ID [...]`
 
     DIR/spec.toml                   the RunSpec
     DIR/modules/<module>/blobs/     shared states and contributions
@@ -103,11 +103,13 @@ def _train(
         TrainingLoop(
             LoopSettings(
                 spec=spec,
-                peer_seed=arguments.peer_seed,
+                peer_seed=arguments.author.encode(),
                 checkpoint_every_s=arguments.checkpoint_every_s,
             ),
             device=choose_device(arguments.device),
-            blobs=ModuleBlobs(BlobStore(module_dir / "blobs"), spec, arguments.module),
+            blobs=ModuleBlobs(
+                BlobStore(module_dir / "blobs"), spec, arguments.module, arguments.author
+            ),
             snapshots=SnapshotStore(module_dir / "trainer", spec, arguments.module),
             inbox=inbox,
             emit=emit,
@@ -133,7 +135,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--module", default=DENSE_MODULE)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch likes")
-    parser.add_argument("--peer-seed", type=bytes.fromhex, required=True, help="hex")
+    parser.add_argument("--author", required=True, help="peer id of this volunteer")
     parser.add_argument("--checkpoint-every-s", type=float, default=60.0)
     parser.add_argument("--log-file", type=Path, help="what stderr is, kept small")
     return parser.parse_args()

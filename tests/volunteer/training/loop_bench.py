@@ -93,7 +93,7 @@ class Bench:
         loop = TrainingLoop(
             LoopSettings(spec=SPEC, peer_seed=b"seed", checkpoint_every_s=self.checkpoint_every_s),
             device=CPU,
-            blobs=ModuleBlobs(self.store, SPEC, "dense"),
+            blobs=ModuleBlobs(self.store, SPEC, "dense", "me"),
             snapshots=self.snapshots(),
             inbox=inbox,
             emit=emit,

@@ -65,6 +65,7 @@ def work(
     return ListedWork(
         contribution_id=f"{index:064x}",
         author=author or f"peer-{index}",
+        round_index=0,
         blob_id=f"{index + 1000:064x}",
         tokens=tokens,
         is_late=is_late,

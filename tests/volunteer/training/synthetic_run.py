@@ -51,7 +51,9 @@ class SyntheticMember:
         codec = DenseCodec(spec.codec)
         result = contribute(self.theta_P, self.base_P, self.residual_P, codec)
         self.base_P, self.residual_P = self.theta_P, result.residual_P
-        return write_contribution_blob(result.encoded, blob_key(spec, round_index))
+        return write_contribution_blob(
+            result.encoded, blob_key(spec, round_index, f"peer-{self.index}")
+        )
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,12 @@ class SyntheticRound:
     num_refused: int
 
 
-def blob_key(spec: RunSpec, round_index: int) -> BlobKey:
+def blob_key(spec: RunSpec, round_index: int, author: str) -> BlobKey:
     """Return the key of a contribution to this round of the synthetic run."""
     return BlobKey(
         run_id=spec.run_id,
         module_id="dense",
+        author=author,
         round_index=round_index,
         codec=spec.codec,
         num_elements=num_parameters(spec.model),
@@ -90,6 +93,7 @@ def synthetic_rounds(spec: RunSpec, num_rounds: int, num_members: int) -> Iterat
             ListedWork(
                 contribution_id=f"{round_index:032x}{index:032x}",
                 author=f"peer-{index}",
+                round_index=round_index,
                 blob_id=blob_id_of_bytes(blob),
                 tokens=1000 * (1 + (3 * index + round_index) % 5),
                 is_late=index == LATE_MEMBER and round_index % 4 == 1,
@@ -97,7 +101,10 @@ def synthetic_rounds(spec: RunSpec, num_rounds: int, num_members: int) -> Iterat
             )
             for index, blob in enumerate(blobs)
         )
-        parsed = [parse_contribution_blob(blob, blob_key(spec, round_index)) for blob in blobs]
+        parsed = [
+            parse_contribution_blob(blob, blob_key(spec, round_index, f"peer-{index}"))
+            for index, blob in enumerate(blobs)
+        ]
         outcomes = judge(parsed, listed)
         pieces = list(next_state_slices(state, parsed, outcomes, spec.outer))
         state = SharedState(

@@ -95,11 +95,18 @@ class Process:
     def apply(self, parent: str, listed: tuple[ListedWork, ...]) -> AggregatorEvent:
         return self.ask(lambda n: ApplyCommit(request_id=n, parent_state=parent, listed=listed))
 
-    def validate(self, blob_id: str, round_index: int = 0, codec: str = "int4") -> AggregatorEvent:
+    def validate(
+        self,
+        blob_id: str,
+        round_index: int = 0,
+        codec: str = "int4",
+        author: str = "peer-0",
+    ) -> AggregatorEvent:
         return self.ask(
             lambda n: ValidateBlob(
                 request_id=n,
                 blob_id=blob_id,
+                author=author,
                 round_index=round_index,
                 codec=codec,
                 codec_version=1,
@@ -140,8 +147,8 @@ def test_a_run_from_genesis_to_a_measured_state(start: Callable[..., Process]) -
     genesis = process.genesis()
     assert genesis.state_hash == SPEC.genesis.state_hash
     item = one_round()
-    for blob in item.blobs:
-        verdict = process.validate(process.store.add_bytes(blob))
+    for index, blob in enumerate(item.blobs):
+        verdict = process.validate(process.store.add_bytes(blob), author=f"peer-{index}")
         assert isinstance(verdict, BlobValidated)
         assert verdict.reason == ""
     built = process.apply(genesis.state_hash, item.listed)
@@ -180,10 +187,15 @@ def test_what_is_missing_damaged_or_wrong_is_named_and_it_goes_on(
     failed(process.apply(genesis, (item.listed[0], missing)), "BlobUnavailableError", UNKNOWN)
     no_blob = msgspec.structs.replace(item.listed[1], blob_id=genesis)
     failed(process.apply(genesis, (no_blob,)), "ContributionRejectedError", genesis)
+    copied = msgspec.structs.replace(item.listed[1], blob_id=ids[0])
+    failed(process.apply(genesis, (copied,)), "ContributionRejectedError", "author")
+    other_round = msgspec.structs.replace(item.listed[0], round_index=5)
+    failed(process.apply(genesis, (other_round,)), "ContributionRejectedError", "round_index")
 
     for blob_id, kwargs, word in (
         (ids[0], {"round_index": 5}, "round_index"),
         (ids[0], {"codec": "topk"}, "codec"),
+        (ids[0], {"author": "a copier"}, "author"),
         (genesis, {}, "format"),
         (process.store.add_bytes(b""), {}, "empty"),
         (process.store.add_bytes(item.blobs[0][:-1]), {}, "bytes"),
@@ -307,12 +319,12 @@ def test_three_members_agree_for_50_rounds_and_one_of_them_joins_by_replay(
     rounds = list(synthetic_rounds(SPEC, 50, 4))
 
     def take_part(process: Process, item: SyntheticRound) -> str:
-        arriving = list(item.blobs)
+        arriving = list(enumerate(item.blobs))
         shuffle(arriving)
-        for blob in arriving:
+        for index, blob in arriving:
             blob_id = blob_id_of_bytes(blob)
             process.store.file_of(blob_id).write_bytes(blob)  # unsynced: 750 of them take a while
-            verdict = process.validate(blob_id, item.round_index)
+            verdict = process.validate(blob_id, item.round_index, author=f"peer-{index}")
             assert isinstance(verdict, BlobValidated)
             assert verdict.reason == ""
         built = process.apply(tips[process], item.listed)
@@ -339,10 +351,13 @@ def test_a_kill_while_it_writes_leaves_no_half_state(start: Callable[..., Proces
     process.read()
     genesis = process.genesis().state_hash
     num = num_parameters(spec.model)
-    blob = write_contribution_blob(encode(gradient("kill", num), spec.codec), blob_key(spec, 0))
+    blob = write_contribution_blob(
+        encode(gradient("kill", num), spec.codec), blob_key(spec, 0, "a")
+    )
     listed = ListedWork(
         contribution_id="0" * 64,
         author="a",
+        round_index=0,
         blob_id=process.store.add_bytes(blob),
         tokens=10,
         is_late=False,

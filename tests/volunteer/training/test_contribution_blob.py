@@ -27,7 +27,12 @@ from volunteer.training.contribution_blob import (
 NUM_ELEMENTS = 101
 CODEC = CodecSpec(block_elements=32)
 KEY = BlobKey(
-    run_id="a" * 64, module_id="dense", round_index=3, codec=CODEC, num_elements=NUM_ELEMENTS
+    run_id="a" * 64,
+    module_id="dense",
+    author="me",
+    round_index=3,
+    codec=CODEC,
+    num_elements=NUM_ELEMENTS,
 )
 X_P = gradient("blob", NUM_ELEMENTS)
 BLOB = write_contribution_blob(encode(X_P, CODEC), KEY)

@@ -24,7 +24,9 @@ from volunteer.training.state import SharedState
 
 P, BLOCK = 1501, 16
 CODEC = CodecSpec(block_elements=BLOCK)
-KEY = BlobKey(run_id="a" * 64, module_id="dense", round_index=0, codec=CODEC, num_elements=P)
+KEY = BlobKey(
+    run_id="a" * 64, module_id="dense", author="peer", round_index=0, codec=CODEC, num_elements=P
+)
 LR, MU = 0.7, 0.5
 
 

@@ -60,7 +60,7 @@ class Trainer:
                 [
                     sys.executable,
                     *("-m", "volunteer.training.trainer", "--run-dir", str(run_dir)),
-                    *("--device", "cpu", "--threads", "1", "--peer-seed", "abcd", *options),
+                    *("--device", "cpu", "--threads", "1", "--author", "me", *options),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -195,7 +195,7 @@ def test_two_rounds_with_a_kill_in_the_middle(run: Run) -> None:
     # The swarm of one aggregates what it decodes.
     genesis = read_state(run.store.file_of(run.genesis), len(build_genesis(SPEC).weights_P))
     work = OwnWork(contribution_id="w0", blob_id=encoded.blob_id, carries=())
-    quantised_P = ModuleBlobs(run.store, SPEC, "dense").load_quantised(work)
+    quantised_P = ModuleBlobs(run.store, SPEC, "dense", "me").load_quantised(work)
     weights_P, momentum_P = outer_step(
         genesis.weights_P, genesis.momentum_P, quantised_P, OuterSpec()
     )
@@ -358,7 +358,7 @@ def test_it_outlives_the_thread_that_started_it_and_not_the_process(run: Run) ->
     # The trainer inherits the other end of its stdin, so that no end of file can tell it.
     read_end, write_end = os.pipe()
     trainer = [sys.executable, "-m", "volunteer.training.trainer", "--run-dir", str(run.run_dir)]
-    trainer += ["--device", "cpu", "--threads", "1", "--peer-seed", "ab"]
+    trainer += ["--device", "cpu", "--threads", "1", "--author", "me"]
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(read_end), str(write_end), *trainer],
         stdin=subprocess.PIPE,

@@ -69,7 +69,7 @@ def test_a_first_round_from_genesis(bench: Bench) -> None:
 def test_a_blob_decodes_to_the_displacement_and_the_residual_is_the_rest(bench: Bench) -> None:
     (encoded,) = encoded_in(bench.run(bench.rebase(), script={3: CONTRIBUTE, 4: StopTrainer()}))
     work = OwnWork(contribution_id="c1", blob_id=encoded.blob_id, carries=())
-    quantised_P = ModuleBlobs(bench.store, SPEC, "dense").load_quantised(work)
+    quantised_P = ModuleBlobs(bench.store, SPEC, "dense", "me").load_quantised(work)
     state = bench.saved()
     displacement_P = build_genesis(SPEC).weights_P - state.base_P
     torch.testing.assert_close(quantised_P + state.residual_P, displacement_P, rtol=0, atol=1e-7)
