@@ -140,12 +140,21 @@ def expand_wildcard(address: Address) -> tuple[Address, ...]:
 
 
 class AddressBook:
-    """Where peers were said to be reached: at most 8 addresses of 256 peers, the newest kept."""
+    """Where peers were said to be reached: at most 8 addresses of 256 peers.
+
+    When it is full, the newest are kept, and those that were reached before all that is hearsay.
+    """
 
     def __init__(self, own_peer_id: str) -> None:
         self._own_peer_id = own_peer_id
         self._addrs: OrderedDict[str, tuple[Address, ...]] = OrderedDict()
         self._trusted: dict[str, tuple[Address, ...]] = {}
+        self._reached: set[str] = set()
+
+    def mark_reached(self, peer_id: str) -> None:
+        """Note that a peer was connected to us: it is there, whatever strangers say of others."""
+        if peer_id in self._addrs:
+            self._reached.add(peer_id)
 
     def trust(self, address: Address) -> None:
         """Keep an address that the user gave: it is never pushed out by what strangers say."""
@@ -185,14 +194,14 @@ class AddressBook:
 
     def _forget_oldest(self, keep: frozenset[str]) -> None:
         while len(self._addrs) > MAX_KNOWN_PEERS:
-            oldest = next(
-                (peer for peer in self._addrs if peer not in keep), next(iter(self._addrs))
-            )
-            del self._addrs[oldest]
+            unreached = (p for p in self._addrs if p not in keep and p not in self._reached)
+            others = (p for p in self._addrs if p not in keep)
+            self.forget(next(unreached, None) or next(others, None) or next(iter(self._addrs)))
 
     def forget(self, peer_id: str) -> None:
         """Drop what strangers said about `peer_id`."""
         self._addrs.pop(peer_id, None)
+        self._reached.discard(peer_id)
 
     def peers(self) -> tuple[str, ...]:
         """List the peers with an address, those that the user gave first."""

@@ -50,12 +50,9 @@ class Conduct:
         self._points: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._logged: OrderedDict[tuple[str, Misdeed], None] = OrderedDict()
         self._warnings = TokenBuckets(per_s=WARNINGS_PER_S, burst=WARNINGS_BURST)
-        self.num_noted = 0
-        """Misdeeds so far, of all peers."""
 
     def note(self, peer_id: str, misdeed: Misdeed, now_s: float, times: float = 1.0) -> None:
         """Note that a peer did something `times` times, at `now_s` (monotonic)."""
-        self.num_noted += round(times)
         self._log(peer_id, misdeed, now_s)
         points, at_s = self._points.pop(peer_id, (0.0, now_s))
         points = max(0.0, points - (now_s - at_s) * POINTS_FADE_PER_S) + misdeed.points * times

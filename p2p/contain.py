@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVarTuple
 
 from p2p.errors import P2PError
 
@@ -19,6 +19,7 @@ QUIET_S: Final = (
 )
 MAX_ERROR_CHARS: Final = 300
 
+Args = TypeVarTuple("Args")
 _log = logging.getLogger("p2p")
 _warned_at: dict[str, float] = {}
 
@@ -57,6 +58,20 @@ def contain(
             text,
             exc_info=has_traceback,
         )
+
+
+def call_all(what: str, callbacks: Sequence[Callable[[*Args], None]], *args: *Args) -> int:
+    """Call the caller's callbacks, whatever they raise.
+
+    Returns:
+        How many of them failed.
+    """
+    num_failed = 0
+    for callback in callbacks:
+        with contain(what) as outcome:
+            callback(*args)
+        num_failed += outcome.error is not None
+    return num_failed
 
 
 def _level_of(what: str, error: Exception, level: int) -> int:

@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
-from p2p.addresses import Address, AddressBook
+from p2p.addresses import MAX_KNOWN_PEERS, Address
 from p2p.errors import PeerUnreachableError
 from p2p.host import Host
 from p2p.swarm_types import SwarmConfig
 
 MAX_DIALS_AT_ONCE: Final = 4
+RETRY_SPREAD_S: Final = 2.0  # when all are tried anew, so that a hub is not dialled all at once
 STAGGER_S: Final = 0.3  # before a peer's next address is dialled too
 _JITTER: Final = secrets.SystemRandom()
+
+
+class Addresses(Protocol):
+    """Where peers are said to be reached: an address book, or several."""
+
+    def peers(self) -> tuple[str, ...]:
+        """List the peers with an address, the most wanted first."""
+
+    def addresses_of(self, peer_id: str) -> tuple[Address, ...]:
+        """List the addresses of a peer, the likeliest first."""
 
 
 class Dialer:
@@ -28,7 +39,7 @@ class Dialer:
 
     def __init__(
         self,
-        book: AddressBook,
+        book: Addresses,
         config: SwarmConfig,
         get_host: Callable[[], Host | None],
         is_banned: Callable[[str], bool],
@@ -50,6 +61,15 @@ class Dialer:
         self._wake.set()
         self._wake = trio.Event()
 
+    def forget_failures(self) -> None:
+        """Try everybody again soon, whatever failed before."""
+        now = trio.current_time()
+        self._failures.clear()
+        self._try_again_at = {
+            peer_id: now + _JITTER.uniform(0.0, RETRY_SPREAD_S) for peer_id in self._book.peers()
+        }
+        self.look_now()
+
     async def run(self) -> None:
         """Look again and again who should be connected."""
         async with trio.open_nursery() as nursery:
@@ -64,6 +84,7 @@ class Dialer:
         if host is None:
             return []
         now = trio.current_time()
+        self._forget_the_forgotten()
         room = min(
             MAX_DIALS_AT_ONCE - len(self._ongoing),
             self._config.max_connections - host.num_connections(),
@@ -77,6 +98,14 @@ class Dialer:
             and not host.is_connected(peer_id)
         )
         return [peer_id for _, peer_id in zip(range(room), due, strict=False)]
+
+    def _forget_the_forgotten(self) -> None:
+        """Strangers may name ever new peers: keep no notes of those whom the book has dropped."""
+        if len(self._failures) + len(self._try_again_at) > 4 * MAX_KNOWN_PEERS:
+            known = set(self._book.peers())
+            for notes in (self._failures, self._try_again_at):
+                for peer_id in [peer for peer in notes if peer not in known]:
+                    del notes[peer_id]
 
     async def _try(self, peer_id: str) -> None:
         try:

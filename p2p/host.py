@@ -125,6 +125,14 @@ class Host:
                 views.append(self._view(str(peer), self._network._best_connection(usable)))
         return tuple(views)
 
+    def remote_host(self, peer_id: str) -> str | None:
+        """Give the numeric address that a peer's connection comes from or goes to."""
+        for conn in self._connections_to(peer_id):
+            remote = tcp_stream_of(conn.muxed_conn).get_remote_address()
+            if remote is not None:
+                return remote[0]
+        return None
+
     def _view(self, peer_id: str, conn: INetConn) -> PeerView:
         remote = tcp_stream_of(conn.muxed_conn).get_remote_address()
         host, port = remote or ("0.0.0.0", 0)  # noqa: S104 -- not listened on: shows that it is not known
@@ -227,17 +235,28 @@ class Host:
             RequestRefusedError: The peer does not speak the protocol.
             RequestTimeoutError: The peer did not agree on the protocol in time.
         """
-        if not self.is_connected(peer_id):
-            raise PeerUnreachableError(f"peer {peer_id} is not connected")
-        deadline = trio.current_time() + timeout_s
-        stream = PeerStream(await self._new_stream(peer_id, deadline), peer_id)
+        stream = await self.start_stream(peer_id, protocol, timeout_s=timeout_s)
         is_whole = False
         try:
-            await self._negotiate(stream, protocol, deadline)
             yield stream
             is_whole = True
         finally:
             await (stream.close() if is_whole else stream.reset())
+
+    async def start_stream(self, peer_id: str, protocol: str, *, timeout_s: float) -> PeerStream:
+        """Open a stream as `open_stream` does; the caller closes or resets it."""
+        if not self.is_connected(peer_id):
+            raise PeerUnreachableError(f"peer {peer_id} is not connected")
+        deadline = trio.current_time() + timeout_s
+        stream = PeerStream(await self._new_stream(peer_id, deadline), peer_id)
+        is_agreed = False
+        try:
+            await self._negotiate(stream, protocol, deadline)
+            is_agreed = True
+        finally:
+            if not is_agreed:
+                await stream.reset()
+        return stream
 
     async def _new_stream(self, peer_id: str, deadline: float) -> INetStream:
         """Open a libp2p stream. Shielded: stock code loses a slot of 256 when cancelled."""

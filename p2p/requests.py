@@ -99,6 +99,9 @@ class Requests:
         except RequestRefusedError as refusal:
             self._tally.refused_requests += 1
             return encode_refusal(Status.REFUSED, str(refusal))
+        except FramingError:
+            self._tally.refused_requests += 1
+            raise
         except BaseException as error:
             self._tally.failed_handlers += isinstance(error, Exception)
             raise

@@ -10,26 +10,24 @@ PROTOCOL.md.
 from __future__ import annotations
 
 import contextlib
-import logging
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVarTuple
+from typing import TYPE_CHECKING
 
 import trio
 
 from p2p.addresses import Address, AddressBook, expand_wildcard, parse_address, parse_peer_address
-from p2p.bans import BanList
 from p2p.blob_fetch import BlobFetcher
 from p2p.blobs import BlobServer
 from p2p.blobstore import BlobStore, is_blob_id
-from p2p.conduct import Conduct, Misdeed
-from p2p.contain import contain
+from p2p.contain import call_all
 from p2p.dialer import Dialer
+from p2p.discovery import Discovery
 from p2p.errors import AddressError, RequestTimeoutError
 from p2p.gossip import DEFAULT_PURPOSE, Accept, Gossip, OnMessage
 from p2p.host import Host, HostEvents
 from p2p.host_keeper import HostKeeper
 from p2p.identity import Identity, is_peer_id
+from p2p.refusals import Refusals
 from p2p.requests import Requests, Respond
 from p2p.swarm_types import Ban, PeerView, SwarmConfig, SwarmStatistics, Tally
 
@@ -37,9 +35,6 @@ if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
 __all__ = ["Ban", "PeerView", "Swarm", "SwarmConfig", "SwarmStatistics", "open_swarm"]
-
-_log = logging.getLogger("p2p.swarm")
-Args = TypeVarTuple("Args")
 
 
 class Swarm:
@@ -55,17 +50,28 @@ class Swarm:
             raise AddressError(f"{config.preferred_port} is no port")
         listen = [parse_address(text) for text in config.listen]
         self._keeper = HostKeeper(identity, config, listen, self._tally)
-        self._bans = BanList(config.banned, ban_s=config.ban_s, utc_now=time.time)
-        self._conduct = Conduct(self._refuse_for_a_time)
-        self._when_banned: list[Callable[[str, Ban], None]] = []
+        self._refusals = Refusals(self.peer_id, config, self._tally, self._end_dealings)
         self._book = AddressBook(self.peer_id)
         for text in config.bootstrap:
             self._book.trust(parse_peer_address(text))
-        self._gossip = Gossip(self.peer_id, self._tally, self._note_misdeed)
+        self._gossip = Gossip(self.peer_id, self._tally, self._refusals.note_misdeed)
         self._requests = Requests(self._tally)
         self._blob_server = BlobServer(self._tally)
-        self._dialer = Dialer(self._book, config, lambda: self._host, self._bans.is_banned)
+        self._dialer = Dialer(self._book, config, lambda: self._host, self._refusals.is_banned)
         self._blob_fetcher = BlobFetcher(self._dialer.connect, self._tally)
+        self._discovery = Discovery(
+            config,
+            self.peer_id,
+            own_addresses=self._listen_addresses,
+            get_host=lambda: self._host,
+            book=self._book,
+            dialer=self._dialer,
+            requests=self._requests,
+            tally=self._tally,
+            remember=self._remember,
+            is_banned=self._refusals.is_banned,
+            note_misdeed=self._refusals.note_misdeed,
+        )
         self._connected: set[str] = set()
         self._when_connected: list[Callable[[PeerView], None]] = []
         self._when_lost: list[Callable[[str], None]] = []
@@ -79,11 +85,14 @@ class Swarm:
     @property
     def listen_addrs(self) -> tuple[str, ...]:
         """Our addresses with real port and /p2p/; for wildcards, what the interfaces have now."""
-        return tuple(
-            str(Address(address.family, address.host, address.port, self.peer_id))
+        return tuple(map(str, self._listen_addresses()))
+
+    def _listen_addresses(self) -> list[Address]:
+        return [
+            Address(address.family, address.host, address.port, self.peer_id)
             for bound in self._keeper.listen
             for address in expand_wildcard(bound)
-        )
+        ]
 
     def peers(self) -> tuple[PeerView, ...]:
         """List the connected peers."""
@@ -117,9 +126,13 @@ class Swarm:
         `addrs` may come from strangers: what is no numeric address is left out, at most 8 of a peer
         and those of 256 peers are kept, and the handshake proves who is there.
         """
-        connected = [] if self._host is None else [peer.peer_id for peer in self._host.peers()]
-        if self._book.remember(peer_id, addrs, keep=connected):
+        self._remember(peer_id, addrs)
+
+    def _remember(self, peer_id: str, addrs: Sequence[str]) -> int:
+        num_new = self._book.remember(peer_id, addrs, keep=self._connected)
+        if num_new:
             self._dialer.look_now(peer_id)
+        return num_new
 
     def disconnect(self, peer_id: str) -> None:
         """Close the connections to a peer and forget its addresses, unless the user gave them."""
@@ -136,28 +149,19 @@ class Swarm:
             reason: Why, for people.
             ban_s: For how many seconds; None: for good.
         """
-        if is_peer_id(peer_id) and peer_id != self.peer_id:
-            self._refuse(peer_id, self._bans.ban(peer_id, reason, ban_s=ban_s))
+        self._refusals.ban(peer_id, reason, ban_s=ban_s)
 
     def banned(self) -> Mapping[str, Ban]:
         """List the refused peers, to be kept and given back as SwarmConfig.banned."""
-        return self._bans.current()
+        return self._refusals.current()
 
     def on_banned(self, callback: Callable[[str, Ban], None]) -> None:
         """Have `callback` called with peer id and ban when a peer is refused. It must not block."""
-        self._when_banned.append(callback)
+        self._refusals.when_banned.append(callback)
 
-    def _note_misdeed(self, peer_id: str, misdeed: Misdeed, times: float = 1.0) -> None:
-        self._conduct.note(peer_id, misdeed, trio.current_time(), times)
-
-    def _refuse_for_a_time(self, peer_id: str, reason: str) -> None:
-        if not self._bans.is_banned(peer_id):
-            self._refuse(peer_id, self._bans.ban_again(peer_id, reason))
-
-    def _refuse(self, peer_id: str, ban: Ban) -> None:
-        _log.warning("banned peer=%s reason=%s until_utc=%s", peer_id, ban.reason, ban.until_utc)
+    def _end_dealings(self, peer_id: str) -> None:
+        self._discovery.forget(peer_id)
         self.disconnect(peer_id)
-        self._call_all("on_banned", self._when_banned, peer_id, ban)
 
     # -- topics
 
@@ -187,7 +191,7 @@ class Swarm:
         """
 
         async def accept_unless_banned(author: str, payload: bytes) -> bool:
-            return not self._bans.is_banned(author) and await accept(author, payload)
+            return not self._refusals.is_banned(author) and await accept(author, payload)
 
         await self._gossip.subscribe(
             topic, accept_unless_banned, on_message, max_bytes=max_bytes, purpose=purpose
@@ -324,8 +328,8 @@ class Swarm:
             refused_requests=tally.refused_requests,
             bad_chunks=tally.bad_chunks,
             dropped_peers=tally.dropped_peers,
-            misdeeds=self._conduct.num_noted,
-            num_banned=len(self._bans.current()),
+            misdeeds=tally.misdeeds,
+            num_banned=len(self._refusals.current()),
             found_peers_by_way=dict(tally.found),
         )
 
@@ -334,15 +338,16 @@ class Swarm:
         events = HostEvents(
             self._tell_connected,
             self._tell_lost,
-            self._bans.is_banned,
+            self._refusals.is_banned,
             self._gossip.count_sent,
-            self._note_misdeed,
+            self._refusals.note_misdeed,
         )
         await self._keeper.run(events, self._attach, self._detach, task_status=task_status)
 
     async def _attach(self, host: Host, nursery: trio.Nursery) -> None:
         self._requests.attach(host)
         self._blob_server.attach(host)
+        self._discovery.attach(host, nursery)
         await self._gossip.attach(host, nursery)
         self._dialer.look_now()
 
@@ -350,27 +355,22 @@ class Swarm:
         self._gossip.detach()
         for peer_id in tuple(self._connected):
             self._tell_lost(peer_id)
+        self._discovery.detach()
 
     def _tell_connected(self, peer_id: str) -> None:
         self._connected.add(peer_id)
+        self._book.mark_reached(peer_id)
+        self._discovery.on_connected(peer_id)
         view = next((peer for peer in self.peers() if peer.peer_id == peer_id), None)
         if view is not None:  # not gone again already
-            self._call_all("on_peer_connected", self._when_connected, view)
+            self._tally.failed_handlers += call_all("on_peer_connected", self._when_connected, view)
 
     def _tell_lost(self, peer_id: str) -> None:
         self._connected.discard(peer_id)
         self._tally.dropped_peers += 1
         self._dialer.look_now()
-        self._call_all("on_peer_lost", self._when_lost, peer_id)
-
-    def _call_all(
-        self, what: str, callbacks: Sequence[Callable[[*Args], None]], *args: *Args
-    ) -> None:
-        """Call the caller's callbacks; what they raise is contained and counted."""
-        for callback in callbacks:
-            with contain(what) as outcome:
-                callback(*args)
-            self._tally.failed_handlers += outcome.error is not None
+        self._discovery.on_lost(len(self._connected))
+        self._tally.failed_handlers += call_all("on_peer_lost", self._when_lost, peer_id)
 
 
 @contextlib.asynccontextmanager
@@ -390,6 +390,7 @@ async def open_swarm(identity: Identity, config: SwarmConfig) -> AsyncIterator[S
         try:
             await nursery.start(swarm._run)
             nursery.start_soon(swarm._dialer.run)
+            nursery.start_soon(swarm._discovery.run)
             yield swarm
         except Exception as error:  # noqa: BLE001 -- raised again below, unwrapped
             body_error = error

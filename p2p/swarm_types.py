@@ -138,6 +138,7 @@ class Tally:
     refused_requests: int = 0
     bad_chunks: int = 0
     dropped_peers: int = 0
+    misdeeds: int = 0
     found: Counter[str] = field(default_factory=Counter)
     retired_wire_sent: int = 0
     """Bytes of connections that are closed."""

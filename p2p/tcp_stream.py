@@ -70,7 +70,8 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
         if self._cached_remote_address is None:
             with contextlib.suppress(OSError):
                 host, port = self.stream.socket.getpeername()[:2]
-                self._cached_remote_address = (str(host), int(port))
+                # A socket that listens on :: gives IPv4 addresses as ::ffff:1.2.3.4.
+                self._cached_remote_address = (str(host).removeprefix("::ffff:"), int(port))
         return self._cached_remote_address
 
     @property
