@@ -413,7 +413,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed round, as the dashboard's curve shows it (`history` answers a list)."""
+    """One committed round, or the genesis as round 0, as the curve shows it (`history`: a list)."""
 
     round_index: int
     commit_id: str

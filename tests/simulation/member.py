@@ -88,8 +88,9 @@ class Member:
         self.feed_silently(ev.WorkDropped(tuple(self.disk.dropped)))
         for record_id, record in self.disk.records.items():
             self.feed_silently(ev.RecordArrived(record_id, record))
-        for blob_id in sorted(self.disk.blobs):
-            self.feed_silently(ev.BlobHeld(blob_id))
+        for record_id, record in self.disk.records.items():
+            if isinstance(record, Contribution) and record.blob_id in self.disk.blobs:
+                self.feed_silently(ev.BlobHeld(record_id))
         genesis = self.rules.genesis_id
         if not self.disk.verified:
             self.disk.verified.append(genesis)
@@ -280,9 +281,9 @@ class Member:
             self.feed(ev.RequestFailed(contribution_id))
         elif blob_id in self.contents.units_of:
             self.disk.blobs.add(blob_id)
-            self.feed(ev.BlobHeld(blob_id))
+            self.feed(ev.BlobHeld(contribution_id))
         else:
-            self.feed(ev.BlobRefused(blob_id, "not finite"))
+            self.feed(ev.BlobRefused(contribution_id, "not finite"))
 
     def _fetch_state(self, commit_id: str) -> None:
         if any(commit_id in peer.disk.states for peer in self._linked()):

@@ -140,7 +140,6 @@ class Schedule:
         )
         if record.vote:
             member.ballot.note_vote(record)
-        member.known.blobs.add(HASH)
         member.take(record_id_of(encode_body(record)), record)
 
     def propose(self, member: CoreMember, listed_fraction: float) -> None:
@@ -148,7 +147,7 @@ class Schedule:
         tip = member.tip()
         if tip.commit_id in member.proposed:
             return
-        member.known.blobs.add(HASH)
+        member.known.held.update(member.known.contributions)
         eligible = [
             i
             for i in eligible_contributions(member.known, tip, ())

@@ -99,7 +99,7 @@ class RoundDriver:
         self.storage_problem = ""
         if is_new:
             if isinstance(signed.record, Contribution):
-                self._arrived[signed.record.blob_id] = now_s()
+                self._arrived[signed.record_id] = now_s()
                 if len(self._arrived) > MAX_ARRIVED:
                     del self._arrived[next(iter(self._arrived))]
             self.post(ev.RecordArrived(signed.record_id, signed.record))
@@ -180,8 +180,8 @@ class RoundDriver:
             await trio.sleep(TICK_S)  # noqa: TID251 - a period
 
     async def _step(self, event: ev.Event) -> None:
-        if isinstance(event, ev.BlobHeld) and event.blob_id in self._arrived:
-            self._clock.note_exchange(now_s() - self._arrived.pop(event.blob_id))
+        if isinstance(event, ev.BlobHeld) and event.contribution_id in self._arrived:
+            self._clock.note_exchange(now_s() - self._arrived.pop(event.contribution_id))
         if isinstance(event, ev.StateHeld):
             await self._note("verified", event.commit_id)
         actions = deque(self.machine.handle(event, now_s()))

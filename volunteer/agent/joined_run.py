@@ -124,4 +124,5 @@ def chain_rules(spec: RunSpec) -> ChainRules:
         max_contributions=spec.rounds.max_contributions,
         quorum_numerator=int(numerator),
         quorum_denominator=int(denominator),
+        journal_rounds=spec.rounds.journal_rounds,
     )

@@ -144,7 +144,7 @@ class ModuleFiles:
     async def _fetch_blob(self, contribution_id: str, contribution: Contribution) -> None:
         blob_id = contribution.blob_id
         if contribution.blob_bytes > self._max_blob_bytes:
-            self.post(ev.BlobRefused(blob_id, "it is larger than any contribution can be"))
+            self.post(ev.BlobRefused(contribution_id, "it is larger than any contribution can be"))
             return
         try:
             if not self._store.has(blob_id):
@@ -172,9 +172,9 @@ class ModuleFiles:
         assert isinstance(reply, BlobValidated)
         if reply.reason:
             log.warning("blob=%s author=%s: %s", blob_id[:12], contribution.author, reply.reason)
-            self.post(ev.BlobRefused(blob_id, reply.reason))
+            self.post(ev.BlobRefused(contribution_id, reply.reason))
         else:
-            self.post(ev.BlobHeld(blob_id))
+            self.post(ev.BlobHeld(contribution_id))
 
     async def _fail_later(self, subject: str, error: Exception) -> None:
         log.info("subject=%s not done yet: %s", subject[:12], error)

@@ -12,8 +12,6 @@ from volunteer.rounds.knowledge import Knowledge
 
 CATCH_UP_HEIGHTS = 3
 """Behind by this many commits, a member fetches a state instead of every blob."""
-JOURNAL_HEIGHTS = 8
-"""States and blobs this far below a tip are still kept (DESIGN.md section 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ def needs_of_headers(known: Knowledge, best: str) -> Needs:
     facts = known.facts[best]
     # Voters stood on what is certified, so they have checked it: not only its proposer.
     trusted_height = max(facts.certified_height, facts.final_height)
-    if len(missing) > JOURNAL_HEIGHTS:
+    if len(missing) > known.rules.journal_rounds:
         trusted_height = max(trusted_height, facts.height - RECENT_COMMITS + 1)
     target = next((c for c in missing if known.facts[c].height <= trusted_height), "")
     return Needs(contributions, state_of=target, lowest=missing[-1])
@@ -64,11 +62,10 @@ def needs_of_state(known: Knowledge, best: str, tip: str | None, *, has_failed: 
     if not missing:
         return Needs()
     lowest = missing[-1]
-    blobs = (known.contributions[i].blob_id for i in known.commits[lowest].contributions)
     tip_height = 0 if tip is None else known.facts[tip].height
-    is_too_old = known.facts[lowest].height <= tip_height - JOURNAL_HEIGHTS
-    is_far = len(missing) > JOURNAL_HEIGHTS
-    can_compute = all(blob in known.blobs for blob in blobs)
+    is_too_old = known.facts[lowest].height <= tip_height - known.rules.journal_rounds
+    is_far = len(missing) > known.rules.journal_rounds
+    can_compute = known.held.issuperset(known.commits[lowest].contributions)
     if can_compute and (is_too_old or is_far) == has_failed:
         return Needs(compute=lowest)
     return Needs(state_of=best)

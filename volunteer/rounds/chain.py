@@ -44,6 +44,8 @@ class ChainRules:
     max_contributions: int
     quorum_numerator: int
     quorum_denominator: int
+    journal_rounds: int = 8
+    """Heights below the tip of which blobs and states are kept by everyone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,16 +23,22 @@ class RecordArrived:
 
 @dataclass(frozen=True, slots=True)
 class BlobHeld:
-    """A contribution's blob is here and valid."""
+    """A contribution's blob is here, valid, and what the record says.
 
-    blob_id: str
+    Of the record, not of the blob: another record may name the same blob wrongly.
+    """
+
+    contribution_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class BlobRefused:
-    """A contribution's blob is here and not valid, for ever (hash, shape, finiteness, bounds)."""
+    """A contribution's blob is here and is not what the record says, for ever.
 
-    blob_id: str
+    Another author, round, shape, or values out of bounds.
+    """
+
+    contribution_id: str
     reason: str
 
 

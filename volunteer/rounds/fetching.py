@@ -9,7 +9,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from volunteer.rounds import events as ev
-from volunteer.rounds.catch_up import JOURNAL_HEIGHTS, Needs, needs_of_headers
+from volunteer.rounds.catch_up import Needs, needs_of_headers
 from volunteer.rounds.chain import ChainFacts, listed_in_order
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.requests import RECORD_AGAIN_S, Kind, Requests
@@ -49,7 +49,7 @@ class Fetching:
             wanted = (i for i in based_on if self.known.contributions[i].author not in self.banned)
             actions += self._blobs(sorted(wanted), now_s)
         usable = self.known.facts[self.known.usable_choice.best(start)]
-        if not is_contributing and usable.height >= tip.height + JOURNAL_HEIGHTS:
+        if not is_contributing and usable.height >= tip.height + self.known.rules.journal_rounds:
             return actions  # enough to go on with; after a longer pause a state is fetched
         return actions + self._headers(start, now_s, is_contributing=is_contributing)
 
@@ -85,8 +85,7 @@ class Fetching:
         actions: list[ev.Action] = []
         for contribution_id in contribution_ids:
             contribution = self.known.contributions[contribution_id]
-            blob_id = contribution.blob_id
-            is_settled = blob_id in self.known.blobs or blob_id in self.known.bad_blobs
+            is_settled = contribution_id in self.known.held or contribution_id in self.known.bad
             if not is_settled and self.requests.ask(contribution_id, now_s):
                 actions.append(ev.FetchBlob(contribution_id, contribution))
         return actions

@@ -56,8 +56,10 @@ class Knowledge:
     """Commits that break a rule of the chain, with the sentence."""
     refused: dict[str, str] = field(default_factory=dict)
     """Commits with a wrong hash or blob, with the sentence."""
-    blobs: set[str] = field(default_factory=set)
-    bad_blobs: dict[str, str] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+    """Contributions whose blob is here and is what the record says."""
+    bad: dict[str, str] = field(default_factory=dict)
+    """Contributions whose blob is not what the record says, with the sentence."""
     usable: set[str] = field(default_factory=set)
     verified: set[str] = field(default_factory=set)
     """Commits whose state has been computed, or fetched and hashed, here."""
@@ -69,8 +71,6 @@ class Knowledge:
     """Valid, and neither usable nor refused yet."""
     _needed_by: dict[str, set[str]] = field(default_factory=dict)
     """Missing record, or commit not judged yet -> waiting commits that need it."""
-    _listing_blob: dict[str, set[str]] = field(default_factory=dict)
-    """Blob -> valid commits that list it."""
     usable_choice: TipChoice = field(init=False)
     header_choice: TipChoice = field(init=False)
 
@@ -188,9 +188,7 @@ class Knowledge:
         )
         self.children.setdefault(commit.parent, []).append(commit_id)
         for contribution_id in commit.contributions:
-            blob_id = self.contributions[contribution_id].blob_id
             self.listed_by.setdefault(contribution_id, set()).add(commit_id)
-            self._listing_blob.setdefault(blob_id, set()).add(commit_id)
         if commit.parent in self.refused:
             self.refused[commit_id] = "its parent is refused"
             return
@@ -204,18 +202,18 @@ class Knowledge:
 
     # --------------------------------------------------------------------- blobs and states
 
-    def hold_blob(self, blob_id: str) -> None:
-        """A contribution's blob is here and valid."""
-        if blob_id not in self.blobs:
-            self.blobs.add(blob_id)
-            self._use_what_is_complete(sorted(self._listing_blob.get(blob_id, ())))
+    def hold(self, contribution_id: str) -> None:
+        """A contribution's blob is here, and is what the record says."""
+        if contribution_id not in self.held:
+            self.held.add(contribution_id)
+            self._use_what_is_complete(sorted(self.listed_by.get(contribution_id, ())))
 
-    def refuse_blob(self, blob_id: str, reason: str) -> None:
-        """A contribution's blob is not valid: nor is any commit that lists it."""
-        self.bad_blobs[blob_id] = reason
-        for commit_id in sorted(self._listing_blob.get(blob_id, ())):
+    def refuse_contribution(self, contribution_id: str, reason: str) -> None:
+        """A blob is not what its record says: no commit that lists that record is valid."""
+        self.bad[contribution_id] = reason
+        for commit_id in sorted(self.listed_by.get(contribution_id, ())):
             if commit_id in self._unusable:
-                self.refuse(commit_id, f"it lists a bad blob: {reason}")
+                self.refuse(commit_id, f"it lists a bad contribution: {reason}")
 
     def refuse(self, commit_id: str, reason: str) -> None:
         """Nobody may stand on `commit_id` or below it."""
@@ -260,11 +258,10 @@ class Knowledge:
             if commit_id not in self._unusable:
                 continue
             commit = self.commits[commit_id]
-            blobs = [self.contributions[i].blob_id for i in commit.contributions]
-            bad = next((b for b in blobs if b in self.bad_blobs), None)
+            bad = next((i for i in commit.contributions if i in self.bad), None)
             if bad is not None:
-                self.refuse(commit_id, f"it lists a bad blob: {self.bad_blobs[bad]}")
-            elif commit.parent in self.usable and all(b in self.blobs for b in blobs):
+                self.refuse(commit_id, f"it lists a bad contribution: {self.bad[bad]}")
+            elif commit.parent in self.usable and self.held.issuperset(commit.contributions):
                 self._use(commit_id)
                 stack.extend(self.children.get(commit_id, ()))
 

@@ -82,6 +82,8 @@ class Machine:
     _requests: Requests = field(default_factory=Requests)
     _fetching: Fetching = field(init=False)
     _encoded_bases: set[str] = field(default_factory=set)
+    _written_blobs: set[str] = field(default_factory=set)
+    """Blobs that our trainer has made since the start: they need no fetching nor checking."""
     _told_pending: tuple[str, ...] = ()
     """What the trainer was last told to carry."""
     _actions: list[ev.Action] = field(default_factory=list)
@@ -163,10 +165,10 @@ class Machine:
 
     def _take_file(self, event: ev.Event) -> None:
         match event:
-            case ev.BlobHeld(blob_id):
-                self.known.hold_blob(blob_id)
-            case ev.BlobRefused(blob_id, reason):
-                self.known.refuse_blob(blob_id, reason)
+            case ev.BlobHeld(contribution_id):
+                self.known.hold(contribution_id)
+            case ev.BlobRefused(contribution_id, reason):
+                self.known.refuse_contribution(contribution_id, reason)
             case ev.StateHeld(commit_id):
                 self._end_of_state_request(commit_id)
                 self.known.hold_state(commit_id)
@@ -211,6 +213,8 @@ class Machine:
         self._note_vote(record)
         # What it carries is in flight with it now: if the trainer was told to carry it after
         # encoding, it must take it out again.
+        if record.blob_id in self._written_blobs:
+            self.known.hold(record_id)
         is_placed = self._is_awake and self.tip is not None
         if is_placed and self._told_pending != tuple(self.work.pending()):
             self._tell_trainer()
@@ -326,10 +330,10 @@ class Machine:
         if base is None or event.base in self._encoded_bases:
             return
         self._encoded_bases.add(event.base)
+        self._written_blobs.add(event.blob_id)
         self.tokens_since_contribution = 0
         contribution = self._drafts.contribution(base, event, vote=self.ballot.may_vote(base))
         self._note_vote(contribution)
-        self.known.hold_blob(event.blob_id)
         self._publish(contribution)
 
     def _propose(self, facts: ChainFacts, now_s: float) -> None:

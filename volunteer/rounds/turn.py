@@ -45,7 +45,7 @@ def eligible_contributions(
         key = (contribution.author, contribution.base)
         if (
             contribution.author not in banned
-            and contribution.blob_id in known.blobs
+            and contribution_id in known.held
             and contribution.round_index == known.facts[contribution.base].height
             and key not in authors
         ):
@@ -75,9 +75,7 @@ def turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> 
     """
     rank = rank_of(known.rules, tip, me)
     held = [
-        known.contributions[i]
-        for i in known.based_on.get(tip.commit_id, ())
-        if known.contributions[i].blob_id in known.blobs
+        known.contributions[i] for i in known.based_on.get(tip.commit_id, ()) if i in known.held
     ]
     votes = frozenset(c.author for c in held if c.vote)
     # A roster of nobody (the start of an open run) has no quorum to wait for.

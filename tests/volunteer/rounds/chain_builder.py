@@ -91,9 +91,10 @@ class ChainBuilder:
             tokens=tokens,
             carries=tuple(sorted(carries)),
         )
+        contribution_id = self.add(record)
         if is_held:
-            self.known.hold_blob(record.blob_id)
-        return self.add(record)
+            self.known.hold(contribution_id)
+        return contribution_id
 
     def leaving(self, author: str, base: str) -> str:
         return self.add(

@@ -57,7 +57,7 @@ class Desk:
                 self.disk[record_id] = record
                 events.append(ev.RecordArrived(record_id, record))
             if held and isinstance(record, Contribution):
-                events.append(ev.BlobHeld(record.blob_id))
+                events.append(ev.BlobHeld(record_id))
         events += [ev.StateHeld(commit_id) for commit_id in verified]
         return self.feed(*events)
 
@@ -96,8 +96,7 @@ class Desk:
         self.machine = self._machine()
         self.now_s += 1000.0
         events: list[ev.Event] = [ev.RecordArrived(i, record) for i, record in self.disk.items()]
-        blobs = [r.blob_id for r in self.disk.values() if isinstance(r, Contribution)]
-        events += [ev.BlobHeld(blob_id) for blob_id in blobs]
+        events += [ev.BlobHeld(i) for i, r in self.disk.items() if isinstance(r, Contribution)]
         events += [ev.StateHeld(commit_id) for commit_id in (self.chain.genesis, *verified)]
         return self.feed(*events)
 
@@ -133,7 +132,7 @@ def newest_own(desk: Desk) -> str:
 def hear(desk: Desk, contribution_id: str) -> list[ev.Action]:
     record = desk.chain.known.contributions[contribution_id]
     desk.disk[contribution_id] = record
-    return desk.feed(ev.RecordArrived(contribution_id, record), ev.BlobHeld(record.blob_id))
+    return desk.feed(ev.RecordArrived(contribution_id, record), ev.BlobHeld(contribution_id))
 
 
 def hear_commit(desk: Desk, commit_id: str) -> list[ev.Action]:

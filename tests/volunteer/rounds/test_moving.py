@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tests.volunteer.rounds.chain_builder import ChainBuilder, make_rules
 from tests.volunteer.rounds.desk import (
     ROUND_S,
@@ -38,13 +40,41 @@ def test_a_commit_with_a_wrong_hash_or_a_bad_blob_is_never_stood_on() -> None:
     bad_blob = chain.round(tip, "c")
     below = chain.round(bad_blob, "c")
     blob_id = next(iter(chain.facts(bad_blob).listed))
-    desk.feed(ev.BlobRefused(chain.known.contributions[blob_id].blob_id, "not finite"))
+    desk.feed(ev.BlobRefused(blob_id, "not finite"))
     desk.learn()
     desk.feed(ev.StateRefused(wrong_hash, "another hash"))
     known = desk.machine.known
     assert known.refused.keys() == {wrong_hash, bad_blob, below}
     desk.feed(ev.StateHeld(wrong_hash), ev.StateHeld(below))
     assert desk.machine.tip == tip
+
+
+def test_a_record_that_names_anothers_blob_is_judged_by_itself() -> None:
+    """A stranger's record that is wrong about an honest blob must not cost anyone a commit."""
+    chain, tip, desk = desk_at()
+    honest = chain.contribution(others(desk)[0], tip)
+    child = chain.commit(tip, [honest])
+    stolen = chain.known.contributions[honest].blob_id
+    copy = msgspec.structs.replace(chain.known.contributions[honest], author="thief")
+    copied = chain.add(copy)
+    assert copy.blob_id == stolen
+    desk.feed(*(ev.RecordArrived(i, record) for i, record in chain.records.items()))
+    desk.feed(ev.BlobRefused(copied, "its author is another"), ev.BlobHeld(honest))
+    known = desk.machine.known
+    assert child in known.usable
+    assert copied not in known.held
+    assert not known.refused
+
+
+def test_a_commit_that_lists_the_copy_is_refused() -> None:
+    chain, tip, desk = desk_at()
+    honest = chain.contribution(others(desk)[0], tip)
+    copy = msgspec.structs.replace(chain.known.contributions[honest], author="thief")
+    copied = chain.add(copy)
+    child = chain.commit(tip, [honest, copied])
+    desk.feed(*(ev.RecordArrived(i, record) for i, record in chain.records.items()))
+    desk.feed(ev.BlobHeld(honest), ev.BlobRefused(copied, "its author is another"))
+    assert child in desk.machine.known.refused
 
 
 def test_commits_wait_for_their_parent_and_for_what_they_list() -> None:
@@ -108,7 +138,7 @@ def test_a_paused_member_keeps_the_blobs_of_eight_heights_and_no_more() -> None:
     desk.feed(*(ev.RecordArrived(i, record) for i, record in chain.records.items()))
     while asked := only(desk.actions, ev.FetchBlob):
         desk.actions.clear()
-        desk.feed(*(ev.BlobHeld(action.contribution.blob_id) for action in asked))
+        desk.feed(*(ev.BlobHeld(action.contribution_id) for action in asked))
     usable = [c for c in commits if c in desk.machine.known.usable]
     assert 8 <= len(usable) < 12
 
@@ -137,7 +167,6 @@ def test_while_nobody_has_the_best_branch_another_is_pursued_and_later_the_best_
     chain.contribution(second, best, vote=False)
     other = chain.commit(tip, [chain.contribution("z", tip)])
     child = chain.round(other, "z")
-    lacking = chain.known.contributions[kept_back]
     asked: list[str] = []
     for action in desk.feed(*(ev.RecordArrived(i, r) for i, r in chain.records.items())):
         asked += [action.contribution_id] if isinstance(action, ev.FetchBlob) else []
@@ -153,11 +182,11 @@ def test_while_nobody_has_the_best_branch_another_is_pursued_and_later_the_best_
     assert desk.machine.known.withheld.keys() == {best}
     for commit_id in (other, child):
         for contribution_id in chain.facts(commit_id).listed:
-            desk.feed(ev.BlobHeld(chain.known.contributions[contribution_id].blob_id))
+            desk.feed(ev.BlobHeld(contribution_id))
     assert child in desk.machine.known.usable
     assert kept_back in {a.contribution_id for a in only(desk.wait(ROUND_S), ev.FetchBlob)}
     desk.learn()
-    desk.feed(ev.BlobHeld(lacking.blob_id))
+    desk.feed(ev.BlobHeld(kept_back))
     assert not desk.machine.known.withheld
     desk.feed(ev.StateHeld(best))
     assert desk.machine.tip == best

@@ -132,7 +132,7 @@ def test_a_bad_blob_refuses_what_waits_for_it_and_not_what_was_verified_before()
     waiting = chain.commit(tip, [listed])
     verified = chain.commit(tip, [listed], state="seen before")
     chain.known.hold_state(verified)
-    chain.known.refuse_blob(chain.known.contributions[listed].blob_id, "not finite")
+    chain.known.refuse_contribution(listed, "not finite")
     assert chain.known.refused.keys() == {waiting}
     assert verified in chain.known.usable
 
