@@ -20,12 +20,17 @@ def run_virtual(main: Callable[[MockClock], Awaitable[_T]], *, jumps: bool = Fal
 
     Args:
         main: the test's body.
-        jumps: whether time jumps to the next deadline when all wait; never with real processes or
-            sockets, since waiting for those looks the same.
+        jumps: whether time jumps to the next deadline when all wait; never with real processes,
+            sockets or threads (see `run_threads_inline`), since waiting for those looks the same.
     """
-    # Threads (the disk) also look like waiting; the threshold gives them their turn.
-    clock = MockClock(autojump_threshold=0.01 if jumps else math.inf)
+    clock = MockClock(autojump_threshold=0.0 if jumps else math.inf)
     return trio.run(main, clock, clock=clock)
+
+
+async def run_threads_inline(work: Callable[..., _T], *args: Any, **options: Any) -> _T:
+    """Stand in for `trio.to_thread.run_sync` where time jumps."""
+    await trio.lowlevel.checkpoint()
+    return work(*args)
 
 
 async def until(condition: Callable[[], object]) -> None:
