@@ -52,6 +52,8 @@ class AggregatorService:
         self._replies: dict[int, AggregatorEvent] = {}
         self._backoff = Backoff()
         self._scope = trio.CancelScope()
+        self._gone = trio.Event()
+        self._gone.set()
 
     @property
     def pid(self) -> int | None:
@@ -75,15 +77,23 @@ class AggregatorService:
             self._wanted = trio.Event()
         self._scope.cancel()
 
+    async def wait_gone(self) -> None:
+        """Wait until the process that was stopped has ended; at once where there is none."""
+        await self._gone.wait()
+
     async def run(self) -> None:
         """Keep it running while wanted, for ever."""
         while True:
             await self._wanted.wait()
             if not self._wanted.is_set():
                 continue  # stopped again before this task had its turn
-            with trio.CancelScope() as self._scope:
-                await self._run_once()
-            self._child = None
+            self._gone = trio.Event()
+            try:
+                with trio.CancelScope() as self._scope:
+                    await self._run_once()
+            finally:
+                self._child = None
+                self._gone.set()
             if self._started.is_set():  # otherwise questions still wait on it
                 self._started = trio.Event()
             for answer in self._answers.values():

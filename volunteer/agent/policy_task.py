@@ -154,6 +154,7 @@ class PolicyTask:
         self.driver.post(ev.ContributingChanged(False))
         self.aggregator.stop()
         await self.trainer.stop()
+        await self.aggregator.wait_gone()
 
     def _count(self) -> None:
         """Account the time since the last look, if inner steps were taken in it."""
