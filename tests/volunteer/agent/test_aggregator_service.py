@@ -160,6 +160,8 @@ def test_stopping_ends_it_at_once_and_tells_who_asked(tmp_path: Path) -> None:
         pid = service.pid
         assert pid is not None
         service.stop()
+        await service.wait_gone()
+        assert not psutil.pid_exists(pid)
         await until(lambda: question.answer)
         assert isinstance(question.answer, AggregatorLostError)
         assert not psutil.pid_exists(pid)

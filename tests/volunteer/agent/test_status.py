@@ -1,0 +1,283 @@
+"""Exactly one state and one reason for every combination, the strongest first; and the verbs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+import trio
+
+from tests.fakes.members import RUN_ID, rules
+from tests.fakes.network import FakeNetwork
+from volunteer.agent.exchange import Heard
+from volunteer.agent.status import StatusSource
+from volunteer.agent.trainer_service import TrainerView
+from volunteer.agent.verbs import MAX_HISTORY, MAX_PAUSE_S, make_verbs
+from volunteer.agent.wire import Heartbeat
+from volunteer.data.builtin import load_builtin_run
+from volunteer.errors import ControlError
+from volunteer.messages import PeerStatus, RoundPoint, Stats, Status
+from volunteer.policy.idle import CONTRIBUTE, Cause, Decision
+from volunteer.rounds.machine import Machine
+from volunteer.rounds.turn import Timing
+
+OWNER = Decision(
+    may_contribute=False,
+    cause=Cause.OWNER,
+    reason="paused by you",
+    resumes_when="you say `allmende resume`",
+    resumes_at_s=None,
+)
+BATTERY = Decision(
+    may_contribute=False,
+    cause=Cause.BATTERY,
+    reason="the machine runs on battery",
+    resumes_when="it is on mains power",
+    resumes_at_s=None,
+)
+
+
+@dataclass
+class Facts:
+    """What a status is made of."""
+
+    is_stopping: bool = False
+    has_alarm: bool = False
+    decision: Decision = CONTRIBUTE
+    problem: str = ""
+    is_aggregator_broken: bool = False
+    storage_problem: str = ""
+    is_catching_up: bool = False
+    is_training: bool = True
+    trainer_pid: int | None = 11
+    aggregator_pid: int | None = 12
+    has_tip: bool = True
+    heard: dict[str, Heard] = field(default_factory=dict)
+
+
+def source(facts: Facts) -> StatusSource:
+    machine = Machine(rules(), Timing(round_s=8, grace_s=1, failover_s=2), "me")
+    machine.tip = rules().genesis_id if facts.has_tip else None
+    machine.alarm = ("final", "other") if facts.has_alarm else None
+    network = FakeNetwork()
+    network.join("other")
+    parts = SimpleNamespace(
+        driver=SimpleNamespace(
+            machine=machine,
+            storage_problem=facts.storage_problem,
+            is_catching_up=facts.is_catching_up,
+            state_hash="5a" * 32,
+            held_out_loss=1.5,
+        ),
+        exchange=SimpleNamespace(members=lambda: facts.heard),
+        trainer=SimpleNamespace(
+            view=TrainerView(problem=facts.problem, tokens_per_s=10.0), pid=facts.trainer_pid
+        ),
+        aggregator=SimpleNamespace(is_broken=facts.is_aggregator_broken, pid=facts.aggregator_pid),
+        policy=SimpleNamespace(
+            decision=facts.decision,
+            is_training=facts.is_training,
+            is_paused_by_owner=facts.decision.cause is Cause.OWNER,
+        ),
+        keeper=SimpleNamespace(last_confirmed_at_s=None, tokens_confirmed=7),
+    )
+    return StatusSource(
+        spec=load_builtin_run("demo"),
+        swarm=network.join("me").as_swarm,
+        is_stopping=facts.is_stopping,
+        **{name: cast("Any", part) for name, part in vars(parts).items()},
+    )
+
+
+ORDER: list[tuple[dict[str, Any], str, str]] = [
+    ({"is_stopping": True}, "stopped", "The agent is ending."),
+    (
+        {"has_alarm": True},
+        "waiting",
+        "A confirmed round was contradicted: training stopped, to apply no wrong update.",
+    ),
+    ({"decision": OWNER}, "paused", "paused by you"),
+    ({"problem": "the device is full"}, "waiting", "the device is full."),
+    (
+        {"is_aggregator_broken": True},
+        "waiting",
+        "The aggregator keeps crashing: its log says why.",
+    ),
+    ({"storage_problem": "no space left"}, "waiting", "no space left."),
+    ({"is_catching_up": True}, "catching_up", "The swarm is ahead: fetching what it agreed on."),
+    ({"is_training": False}, "starting", "The trainer is loading the model."),
+]
+"""What holds, and the state and reason that it leads to if nothing above it holds."""
+
+
+@pytest.mark.parametrize("chosen", itertools.product([False, True], repeat=len(ORDER)))
+def test_the_strongest_reason_is_the_state(chosen: tuple[bool, ...]) -> None:
+    holding = [row for row, is_on in zip(ORDER, chosen, strict=True) if is_on]
+    changes: dict[str, Any] = {}
+    for row, _, _ in holding:
+        changes |= row
+    state, reason, resumes_when = source(Facts(**changes)).state()
+    if holding:
+        assert (state, reason) == holding[0][1:]
+        assert resumes_when
+    else:
+        assert state == "contributing"
+        assert reason
+        assert not resumes_when
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"trainer_pid": None}, "Starting the trainer and the aggregator."),
+        ({"aggregator_pid": None}, "Starting the trainer and the aggregator."),
+        ({"has_tip": False}, "Building the weights of round 0."),
+        ({}, "The trainer is loading the model."),
+    ],
+)
+def test_starting_says_what_is_being_waited_for(changes: dict[str, Any], reason: str) -> None:
+    assert source(Facts(is_training=False, **changes)).state()[:2] == ("starting", reason)
+
+
+def test_a_sensor_makes_it_wait_and_the_owner_makes_it_pause() -> None:
+    assert source(Facts(decision=BATTERY)).state() == (
+        "waiting",
+        "the machine runs on battery",
+        "it is on mains power",
+    )
+
+
+def heard(tokens_per_s: float) -> Heard:
+    heartbeat = Heartbeat(
+        run_id=RUN_ID,
+        module_id="dense",
+        tip=RUN_ID,
+        round_index=5,
+        state_hash="ab" * 32,
+        is_contributing=True,
+        tokens_per_s=tokens_per_s,
+        loss=None,
+        addrs=(),
+    )
+    return Heard(heartbeat, 0.0)
+
+
+def test_the_whole_status_is_json_that_is_read_back() -> None:
+    facts = Facts(heard={"other": heard(30.0), "third": heard(2.0)})
+    status = source(facts).status()
+    assert status.swarm_tokens_per_s == 42.0
+    assert (status.num_peers, status.peer_id) == (1, "me")
+    assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
+    alarmed = source(Facts(has_alarm=True)).status()
+    assert "final" in alarmed.alarm
+    assert source(Facts(has_tip=False)).status().round_elapsed_s == 0.0
+
+
+def test_peers_are_the_connected_ones_with_what_they_said() -> None:
+    quiet = source(Facts()).peers()
+    assert [(p.peer_id, p.round_index, p.last_heard_s) for p in quiet] == [("other", None, None)]
+    told = source(Facts(heard={"other": heard(30.0), "gone": heard(1.0)})).peers()
+    assert [(p.peer_id, p.round_index, p.tokens_per_s) for p in told] == [("other", 5, 30.0)]
+    assert told[0].rtt_ms == pytest.approx(10.0)
+    assert isinstance(told[0], PeerStatus)
+
+
+# ------------------------------------------------------------------------------------ verbs
+
+
+class Asked:
+    """Records what the verbs ask of the agent's parts."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.source = source(Facts())
+
+    async def pause(self, for_s: float | None) -> None:
+        await trio.lowlevel.checkpoint()
+        self.calls.append(("pause", for_s))
+
+    async def resume(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.calls.append(("resume",))
+
+    async def flush(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.calls.append(("flush",))
+
+    def stats(self, since_utc: str | None) -> Stats:
+        return Stats(tokens_done=5)
+
+    def history(self, run_id: str, module_id: str, limit: int) -> tuple[RoundPoint, ...]:
+        self.calls.append(("history", run_id, module_id, limit))
+        return ()
+
+    def call(self, verb: str, args: Mapping[str, Any]) -> object:
+        policy = SimpleNamespace(
+            pause=self.pause, resume=self.resume, flush=lambda: self.calls.append(("count",))
+        )
+        self.source.keeper = cast(
+            "Any", SimpleNamespace(flush=self.flush, last_confirmed_at_s=None, tokens_confirmed=0)
+        )
+        verbs = make_verbs(
+            self.source,
+            cast("Any", self),
+            cast("Any", policy),
+            cast("Any", SimpleNamespace(flush=self.flush)),
+            lambda: self.calls.append(("stop",)),
+            cast("Any", SimpleNamespace()),
+        )
+        return trio.run(verbs[verb], args)
+
+
+def test_each_verb_does_its_one_thing() -> None:
+    asked = Asked()
+    assert isinstance(asked.call("status", {}), Status)
+    assert asked.call("peers", {}) == asked.source.peers()
+    assert asked.call("stats", {}) == Stats(tokens_done=5)
+    assert asked.calls == [("count",), ("flush",), ("flush",)], "what is not written yet counts"
+    asked.calls.clear()
+    assert isinstance(asked.call("resume", {}), Status)
+    assert asked.call("stop", {}) == {"stopping": True}
+    assert asked.calls == [("resume",), ("stop",)]
+
+
+@pytest.mark.parametrize(
+    ("args", "for_s"),
+    [
+        ({}, None),
+        ({"for_s": None}, None),
+        ({"for_s": 1}, 1.0),
+        ({"for_s": MAX_PAUSE_S}, MAX_PAUSE_S),
+    ],
+)
+def test_pausing_takes_seconds_or_nothing(args: dict[str, Any], for_s: float | None) -> None:
+    asked = Asked()
+    assert isinstance(asked.call("pause", args), Status)
+    assert asked.calls == [("pause", for_s)]
+
+
+@pytest.mark.parametrize(
+    "for_s", [0, 0.5, -1, MAX_PAUSE_S + 1, "10", True, [], {}, float("nan"), float("inf"), 10**30]
+)
+def test_pausing_for_nonsense_is_refused(for_s: object) -> None:
+    asked = Asked()
+    with pytest.raises(ControlError, match="for_s"):
+        asked.call("pause", {"for_s": for_s})
+    assert not asked.calls
+
+
+def test_history_has_a_limit() -> None:
+    asked = Asked()
+    asked.call("history", {})
+    asked.call("history", {"limit": 1})
+    asked.call("history", {"limit": MAX_HISTORY})
+    assert [call[3] for call in asked.calls] == [200, 1, MAX_HISTORY]
+    assert asked.calls[0][1:3] == (asked.source.spec.run_id, "dense")
+    for limit in (0, -5, MAX_HISTORY + 1, "all", None, 1e300):
+        with pytest.raises(ControlError, match="limit"):
+            asked.call("history", {"limit": limit})
