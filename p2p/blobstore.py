@@ -16,7 +16,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -291,6 +291,21 @@ class BlobStore:
             partial.close_synced()
             partial.file.replace(self.file_of(blob_id))
             fsync_dir(self.directory)
+
+    def remove_abandoned(self, keep: Collection[str], *, untouched_since: float) -> None:
+        """Delete what is left of downloads that nobody goes on with, and of blobs long deleted.
+
+        Args:
+            keep: ids that are still wanted.
+            untouched_since: instant (as in st_mtime); younger files are left alone.
+        """
+        for file in (*self.directory.glob("*.partial*"), *self.directory.glob("*.hashes")):
+            blob_id = file.name.partition(".")[0]
+            if blob_id in keep or (file.suffix == ".hashes" and self.has(blob_id)):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat().st_mtime < untouched_since:
+                    file.unlink()
 
     def _hashes_file(self, blob_id: str) -> Path:
         return self.file_of(blob_id).with_name(blob_id + _HASHES_SUFFIX)

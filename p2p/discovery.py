@@ -152,8 +152,8 @@ class Discovery:
 
     def _found(self, way: str, peer_id: str, addresses: Sequence[Address]) -> None:
         num_new = self._remember(peer_id, [*map(str, addresses)])
-        self._tally.found[way] += num_new > 0
         if num_new:
+            self._tally.found[way] += 1
             _log.debug("found peer=%s by=%s addrs=%d", peer_id, way, num_new)
 
     # -- what is done now and then

@@ -3,6 +3,8 @@
 listen                        accept connections and wait
 provide NUM_ANSWERS           serve the blobs in DIR; die by SIGKILL at the request after so many
 fetch BLOB_ID ADDR            fetch a blob into DIR from the peer at ADDR
+hub NAMESPACE                 accept connections of a namespace and wait
+meet NAMESPACE LISTEN         look for peers on the local network; say whom it is connected to
 """
 
 from __future__ import annotations
@@ -45,13 +47,25 @@ async def fetch(one: Swarm, directory: Path, blob_id: str, addr: str) -> None:
     )
 
 
+def say(words: object) -> None:
+    sys.stdout.write(json.dumps(words) + "\n")
+    sys.stdout.flush()
+
+
 async def main(what: str, directory: Path, *args: str) -> None:
-    async with open_swarm(new_identity(), quick_config()) as one:
+    config = quick_config()
+    if what == "hub":
+        config = quick_config(namespace=args[0])
+    elif what == "meet":
+        config = quick_config(namespace=args[0], listen=(args[1],), mdns=True)
+    async with open_swarm(new_identity(), config) as one:
         if what == "provide":
             provide(one, directory, int(args[0]))
-        hello = {"peer_id": one.peer_id, "listen_addrs": one.listen_addrs}
-        sys.stdout.write(json.dumps(hello) + "\n")
-        sys.stdout.flush()
+        say({"peer_id": one.peer_id, "listen_addrs": one.listen_addrs})
+        if what == "meet":
+            for peer in one.peers():
+                say({"connected": peer.peer_id})
+            one.on_peer_connected(lambda peer: say({"connected": peer.peer_id}))
         if what == "fetch":
             await fetch(one, directory, *args)
         else:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import trio
 
 from p2p.blobstore import BlobStore
+from p2p.host import Host
 from p2p.identity import Identity
 from p2p.swarm import Swarm, SwarmConfig, open_swarm
 
 DEADLINE_S = (
     18.0  # of a whole test: just below pytest's own timeout, so that trio says where it hung
 )
+TOPIC = "test/topic"
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 P = ParamSpec("P")
 
@@ -50,21 +53,79 @@ def new_identity() -> Identity:
     return Identity(os.urandom(32))
 
 
-def quick_config(*bootstrap: str) -> SwarmConfig:
-    return SwarmConfig(
-        listen=LOOPBACK,
-        bootstrap=bootstrap,
-        redial_every_s=0.2,
-        ping_every_s=0.2,
-        ping_timeout_s=1.0,
+def quick_config(*bootstrap: str, **changes: Any) -> SwarmConfig:
+    """Give a configuration for loopback in which nothing takes long; nobody is looked for."""
+    return dataclasses.replace(
+        SwarmConfig(
+            listen=LOOPBACK,
+            bootstrap=bootstrap,
+            redial_every_s=0.2,
+            ping_every_s=0.2,
+            ping_timeout_s=1.0,
+            discover_every_s=0.5,
+            discover_alone_every_s=0.3,
+            mdns=False,
+            dht=False,
+        ),
+        **changes,
     )
 
 
 @contextlib.asynccontextmanager
-async def swarm(*bootstrap: str) -> AsyncIterator[Swarm]:
+async def swarm(*bootstrap: str, **changes: Any) -> AsyncIterator[Swarm]:
     """Open a swarm of one's own on loopback."""
-    async with open_swarm(new_identity(), quick_config(*bootstrap)) as opened:
+    async with open_swarm(new_identity(), quick_config(*bootstrap, **changes)) as opened:
         yield opened
+
+
+def port_of(one: Swarm) -> int:
+    return int(one.listen_addrs[0].split("/")[4])
+
+
+def host_of(one: Swarm) -> Host:
+    assert one._host is not None
+    return one._host
+
+
+async def assert_serving(one: Swarm) -> None:
+    """Show that the host did not even stumble: a newcomer is served, nothing was restarted."""
+    serve_double(one)
+    async with swarm() as newcomer:
+        await newcomer.connect(one.listen_addrs[0])
+        assert await ask(newcomer, one.peer_id) == b"xx"
+    assert one.statistics().host_restarts == 0
+
+
+class Listener:
+    """Subscribes a swarm and keeps what it hears; refuses what starts with b"bad"."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, bytes]] = []
+        self.judged: list[bytes] = []
+
+    async def subscribe(self, one: Swarm, *, is_lenient: bool = False) -> None:
+        async def accept(_author: str, payload: bytes) -> bool:
+            self.judged.append(payload)
+            return is_lenient or not payload.startswith(b"bad")
+
+        async def on_message(author: str, payload: bytes) -> None:
+            self.heard.append((author, payload))
+
+        await one.subscribe(TOPIC, accept, on_message, max_bytes=1000, purpose="talk")
+
+
+async def publish_until_heard(author: Swarm, payload: bytes, *listeners: Listener) -> None:
+    """Publish again and again: gossip promises nothing about one message."""
+
+    def is_heard() -> bool:
+        return all(any(said.startswith(payload) for _, said in one.heard) for one in listeners)
+
+    number = 0
+    while not is_heard():
+        await author.publish(TOPIC, payload + b" %d" % number, purpose="talk")
+        number += 1
+        with trio.move_on_after(0.3):
+            await until(is_heard)
 
 
 def is_connected(one: Swarm, other: Swarm) -> bool:
@@ -109,11 +170,14 @@ class Node:
 
 
 @contextlib.contextmanager
-def node(what: str, directory: Path, *args: str) -> Iterator[Node]:
-    """Run a node until the block ends; it is killed then, frozen or not."""
+def node(what: str, directory: Path, *args: str, prefix: Sequence[str] = ()) -> Iterator[Node]:
+    """Run a node until the block ends; it is killed then, frozen or not.
+
+    `prefix` is put before the command line, such as `ip netns exec <name>`.
+    """
     root = Path(__file__).parents[2]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.p2p.node", what, str(directory), *args],
+        [*prefix, sys.executable, "-m", "tests.p2p.node", what, str(directory), *args],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,

@@ -13,15 +13,16 @@ import trio
 from p2p import guards
 from p2p.contain import contain
 from p2p.errors import P2PError, RequestRefusedError, UnsupportedLibp2pError
-from p2p.host import Host
 from p2p.identity import Identity
 from p2p.swarm import Swarm, SwarmConfig, open_swarm
 from tests.p2p.support import (
     LOOPBACK,
     ask,
+    assert_serving,
+    host_of,
     is_connected,
     node,
-    serve_double,
+    port_of,
     swarm,
     trio_test,
     until,
@@ -31,24 +32,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 GREETING = b"\x13/multistream/1.0.0\n"
 PUBSUB = "/meshsub/1.2.0"
-
-
-def port_of(one: Swarm) -> int:
-    return int(one.listen_addrs[0].split("/")[4])
-
-
-def host_of(one: Swarm) -> Host:
-    assert one._host is not None
-    return one._host
-
-
-async def assert_serving(one: Swarm) -> None:
-    """Show that the host did not even stumble: a newcomer is served, nothing was restarted."""
-    serve_double(one)
-    async with swarm() as newcomer:
-        await newcomer.connect(one.listen_addrs[0])
-        assert await ask(newcomer, one.peer_id) == b"xx"
-    assert one.statistics().host_restarts == 0
 
 
 def test_another_libp2p_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, PROTOCOL_ID_V12
 
-from p2p import blobs, framing, gossip, gossip_guards, guards, requests
+from p2p import (
+    blobs,
+    dht,
+    framing,
+    gossip,
+    gossip_guards,
+    guards,
+    kad_wire,
+    mdns,
+    members,
+    peer_exchange,
+    requests,
+    tcp_stream,
+)
 from p2p.addresses import MAX_ADDRS_PER_PEER
 from p2p.blobstore import CHUNK_BYTES, MAX_BLOB_BYTES, blob_id_of_bytes
 from p2p.identity import _PEER_ID_PREFIX
@@ -34,6 +47,32 @@ SENTENCES = {
     "gossip rate": f"exceeds {gossip_guards.GOSSIP_PER_FORWARDER_S:g} a second",
     "gossip burst": f"after a burst of {gossip_guards.GOSSIP_BURST:g}",
     "gossip protocols": f"(`{PROTOCOL_ID_V12}`, `{PROTOCOL_ID_V11}`)",
+    "gossip bytes": f"or {gossip_guards.GOSSIP_BYTES_PER_S >> 10} KiB a second after a burst of "
+    f"{gossip_guards.GOSSIP_BYTES_BURST >> 20} MiB (each frame counts "
+    f"{gossip_guards.GOSSIP_FRAME_BYTES >> 10} KiB more than it has, each subscription and each "
+    f"entry of the control part {gossip_guards.GOSSIP_ENTRY_BYTES >> 10} KiB)",
+    "gossip passed on": f"more than {gossip_guards.GOSSIP_SENT_PER_S:g} messages a second to one "
+    f"neighbour after a burst of {gossip_guards.GOSSIP_SENT_BURST:g}",
+    "handshake": f"has {SwarmConfig().handshake_timeout_s:g} s, and "
+    f"{tcp_stream.MAX_HANDSHAKE_BYTES:,} bytes,",
+    "one address": f"more than {SwarmConfig().max_inbound_per_ip} connections at a time",
+    "exchange": f"Peer exchange: `{peer_exchange.PEERS_PROTOCOL}`",
+    "exchange sizes": f"at most {peer_exchange.MAX_REQUEST_BYTES:,} bytes, a response "
+    f"{peer_exchange.MAX_RESPONSE_BYTES:,} bytes, and neither more than "
+    f"{peer_exchange.MAX_ADDR_LINES} lines",
+    "exchange sample": f"at most {members.MAX_SAMPLE} members, {members.MAX_ADDRS} addresses each, "
+    f"that have asked it within the last {members.FRESH_S:,.0f} s",
+    "exchange rate": f"exceeds {peer_exchange.ASKS_PER_S:g} requests a second after a burst of "
+    f"{peer_exchange.ASKS_BURST:g}",
+    "table": f"The table of all peers: `{kad_wire.KAD_PROTOCOL}`",
+    "table sizes": f"at most {kad_wire.MAX_REQUEST_BYTES:,} bytes, its key at most "
+    f"{kad_wire.MAX_KEY_BYTES}, an answer at most {kad_wire.MAX_RESPONSE_BYTES:,} bytes and "
+    f"{kad_wire.MAX_PEERS} peers with {MAX_ADDRS_PER_PEER} addresses",
+    "table records": f"newest {kad_wire.MAX_PEERS} of a key are kept, for {dht.RECORD_S:,.0f} s",
+    "table rate": f"exceeds {dht.REQUESTS_PER_S:g} requests a second after a burst of "
+    f"{dht.REQUESTS_BURST:g}, or {dht.MAX_REQUESTS_PER_STREAM} on one stream",
+    "local service": f"the service type `{mdns.SERVICE}`",
+    "local record": f"at most {mdns.MAX_TXT_BYTES:,} bytes of a TXT record",
     "streams": f"beyond {guards.MAX_INBOUND_STREAMS} that are answered",
     "open streams": f"beyond {guards.MAX_OPEN_STREAMS:,} open streams",
     "unread": f"{guards.MAX_UNREAD_BYTES >> 20} MiB that wait to be read",

@@ -20,9 +20,12 @@ from p2p.swarm import Swarm, SwarmConfig, open_swarm
 from p2p.swarm_types import Ban, PeerView
 from p2p.tcp_stream import tcp_stream_of
 from tests.p2p.support import (
+    TOPIC,
+    Listener,
     ask,
     is_connected,
     new_identity,
+    publish_until_heard,
     quick_config,
     serve_double,
     swarm,
@@ -31,40 +34,6 @@ from tests.p2p.support import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
-
-TOPIC = "test/topic"
-
-
-class Listener:
-    """Subscribes a swarm and keeps what it hears; refuses what starts with b"bad"."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, bytes]] = []
-        self.judged: list[bytes] = []
-
-    async def subscribe(self, one: Swarm, *, is_lenient: bool = False) -> None:
-        async def accept(_author: str, payload: bytes) -> bool:
-            self.judged.append(payload)
-            return is_lenient or not payload.startswith(b"bad")
-
-        async def on_message(author: str, payload: bytes) -> None:
-            self.heard.append((author, payload))
-
-        await one.subscribe(TOPIC, accept, on_message, max_bytes=1000, purpose="talk")
-
-
-async def publish_until_heard(author: Swarm, payload: bytes, *listeners: Listener) -> None:
-    """Publish again and again: gossip promises nothing about one message."""
-
-    def is_heard() -> bool:
-        return all(any(said.startswith(payload) for _, said in one.heard) for one in listeners)
-
-    number = 0
-    while not is_heard():
-        await author.publish(TOPIC, payload + b" %d" % number, purpose="talk")
-        number += 1
-        with trio.move_on_after(0.3):
-            await until(is_heard)
 
 
 @trio_test
