@@ -36,7 +36,8 @@ class Bookkeeper:
         self._machine = machine
         self._send, self._receive = trio.open_memory_channel[Callable[[], object]](math.inf)
         self._marked: dict[str, str] = {}
-        self._settled: set[str] = set()
+        self._settled: dict[str, str] = {}
+        """Own contribution -> the final commit that lists it, or what carries it."""
         self._confirmed: set[str] = set()
         self.refused: dict[str, str] = {}
         """Own contributions that a commit gave weight 0, with the reason."""
@@ -76,11 +77,27 @@ class Bookkeeper:
         """The tip has moved: what became of our own work may have changed."""
         for contribution_id, state in self._machine.work_states().items():
             entry = _LEDGER_STATES[state]
+            commit_id = self._settled.get(contribution_id)
+            if commit_id is not None and not self._is_final(commit_id):
+                self._unsettle(contribution_id)
             if contribution_id in self._settled or self._marked.get(contribution_id) == entry:
                 continue
             self._marked[contribution_id] = entry
             reason = drop_reason if state is WorkState.DROPPED else ""
             self._mark(contribution_id, entry, reason)
+
+    def _is_final(self, commit_id: str) -> bool:
+        """Return whether a commit that was final still is: a reset may leave it (rule 18)."""
+        machine = self._machine
+        if machine.tip is None or not machine.work.is_on_chain(commit_id):
+            return False
+        facts = machine.known.facts
+        return facts[commit_id].height <= facts[machine.tip].final_height
+
+    def _unsettle(self, contribution_id: str) -> None:
+        del self._settled[contribution_id]
+        self._confirmed.discard(contribution_id)
+        self._marked.pop(contribution_id, None)
 
     @property
     def tokens_confirmed(self) -> int:
@@ -114,12 +131,14 @@ class Bookkeeper:
         """
         for contribution_id in own_listed:
             self.last_confirmed_at_s = at_s or self.last_confirmed_at_s
-            self._settled.add(contribution_id)
-            self._settled.update(self._machine.own[contribution_id].carries)
+            commit_id = self._machine.work.listed_at(contribution_id)
+            if commit_id is None:
+                continue  # the chain has been left since
+            works = (contribution_id, *self._machine.own[contribution_id].carries)
+            self._settled.update(dict.fromkeys(works, commit_id))
             reason = self.refused.get(contribution_id, "")
             if not reason:
-                self._confirmed.add(contribution_id)
-                self._confirmed.update(self._machine.own[contribution_id].carries)
+                self._confirmed.update(works)
             self._mark(contribution_id, "refused" if reason else "confirmed", reason)
 
     def note_round(self, commit_id: str, state_hash: str) -> None:
