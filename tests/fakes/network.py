@@ -23,6 +23,8 @@ class FakeNetwork:
 
     swarms: dict[str, FakeSwarm] = field(default_factory=dict)
     has_gossip: bool = True
+    is_cut: bool = False
+    """Whether everybody is alone."""
     num_requests: int = 0
     sent_bytes: int = 0
 
@@ -81,7 +83,7 @@ class FakeSwarm:
         await trio.lowlevel.checkpoint()
         self.on_publish(topic, payload)
         self.published.append((topic, payload))
-        if not self.network.has_gossip:
+        if self.network.is_cut or not self.network.has_gossip:
             return
         for swarm in self.network.swarms.values():
             if swarm is not self:
@@ -115,7 +117,7 @@ class FakeSwarm:
         await trio.lowlevel.checkpoint()
         self.network.num_requests += 1
         swarm = self.network.swarms.get(peer_id)
-        if swarm is None or protocol not in swarm._respond:
+        if self.network.is_cut or swarm is None or protocol not in swarm._respond:
             raise PeerUnreachableError(f"nobody at {peer_id}")
         try:
             answer = await swarm._respond[protocol](self.peer_id, payload)
@@ -136,7 +138,7 @@ class FakeSwarm:
         deadline_s: float,
     ) -> None:
         await trio.lowlevel.checkpoint()
-        for peer in providers():
+        for peer in () if self.network.is_cut else providers():
             swarm = self.network.swarms.get(peer)
             if swarm is not None and swarm.store is not None and swarm.store.has(blob_id):
                 store.add_bytes(swarm.store.file_of(blob_id).read_bytes())

@@ -89,6 +89,8 @@ class FakeAggregator:
     bad_blobs: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     """Contribution -> why it gets weight 0."""
+    is_against: Callable[[str], bool] = lambda contribution_id: False
+    """Whether a contribution gets weight 0, if `refused` does not say so."""
     asked: list[AggregatorCommand] = field(default_factory=list)
 
     async def ask(self, make: Callable[[int], AggregatorCommand]) -> AggregatorEvent:
@@ -115,13 +117,17 @@ class FakeAggregator:
                         weight=1.0,
                         norm=1.0,
                         clip_scale=1.0,
-                        refused_reason=self.refused.get(work.contribution_id, ""),
+                        refused_reason=self._verdict(work.contribution_id),
                     )
                     for work in listed
                 )
                 return self._built(applied(parent, [w.blob_id for w in listed]), outcomes)
             case EvaluateState(state_hash=state_hash):
                 return StateEvaluated(request_id=1, state_hash=state_hash, held_out_loss=2.0)
+
+    def _verdict(self, contribution_id: str) -> str:
+        default = "against all others" if self.is_against(contribution_id) else ""
+        return self.refused.get(contribution_id, default)
 
     def _built(self, state: bytes, outcomes: tuple[Outcome, ...]) -> StateBuilt:
         return StateBuilt(request_id=1, state_hash=self.store.add_bytes(state), outcomes=outcomes)

@@ -103,6 +103,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
+
+async def at_once(read: Callable[[], Signals]) -> Signals:
+    await trio.lowlevel.checkpoint()
+    return read()
+
+
 def run(
     world: World, tmp_path: Path, body: Body, *, is_idle_ignored: bool = False, stop_s: float = 2.0
 ) -> Children:
@@ -117,6 +123,7 @@ def run(
             aggregator=children.aggregator(),
             keeper=cast("Bookkeeper", children),
             is_idle_ignored=is_idle_ignored,
+            in_thread=at_once,
         )
         nursery.start_soon(policy.run)
         await body(policy, children, world)
