@@ -20,6 +20,7 @@ from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.trainer_service import TrainerService
 from volunteer.config import Config
 from volunteer.locations import HOME_VARIABLE, Locations
+from volunteer.policy.signals import Signals
 from volunteer.rounds import events as ev
 
 
@@ -103,7 +104,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-
 async def at_once(read: Callable[[], Signals]) -> Signals:
     await trio.lowlevel.checkpoint()
     return read()
@@ -125,6 +125,7 @@ def run(
             is_idle_ignored=is_idle_ignored,
             in_thread=at_once,
         )
+        policy._sensed_at_s = policy._counted_at_s = trio.current_time()  # not the real clock's
         nursery.start_soon(policy.run)
         await body(policy, children, world)
 
