@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,8 @@ from volunteer.messages import (
 )
 
 log = logging.getLogger(__name__)
+SILENCE_DEADLINE_S = 900.0
+"""Longer than a commit of a billion parameters takes on a slow disk."""
 
 
 class AggregatorLostError(VolunteerError):
@@ -51,6 +54,7 @@ class AggregatorService:
         self._answers: dict[int, trio.Event] = {}
         self._replies: dict[int, AggregatorEvent] = {}
         self._backoff = Backoff()
+        self._answered_at_s = -math.inf
         self._scope = trio.CancelScope()
         self._gone = trio.Event()
         self._gone.set()
@@ -128,10 +132,27 @@ class AggregatorService:
         if isinstance(event, AggregatorStarted):
             self._started.set()
             return
+        answer = self._answers.get(event.request_id)
+        if answer is None:
+            if isinstance(event, AggregatorFailed):  # of no request: it cannot even start
+                log.error("aggregator: %s (%s)", event.message, event.hint)
+            return
         self._backoff.note_progress()
-        if (answer := self._answers.get(event.request_id)) is not None:
-            self._replies[event.request_id] = event
-            answer.set()
+        self._answered_at_s = trio.current_time()
+        self._replies[event.request_id] = event
+        answer.set()
+
+    async def _wait_for(self, answer: trio.Event, child: Child[AggregatorEvent]) -> None:
+        """Wait for an answer; a process that answers nobody for too long hangs, and is killed."""
+        asked_at_s = trio.current_time()
+        while not answer.is_set():
+            with trio.move_on_after(SILENCE_DEADLINE_S):
+                await answer.wait()
+            silent_s = trio.current_time() - max(asked_at_s, self._answered_at_s)
+            if not answer.is_set() and silent_s >= SILENCE_DEADLINE_S:
+                log.error("aggregator has not answered for %.0f s: killed", silent_s)
+                child.kill()
+                await answer.wait()
 
     async def ask(self, make: Callable[[int], AggregatorCommand]) -> AggregatorEvent:
         """Wait until it runs, ask, and return its answer.
@@ -150,7 +171,7 @@ class AggregatorService:
             if self._child is None:
                 raise AggregatorLostError
             self._child.send(make(request_id))
-            await answer.wait()
+            await self._wait_for(answer, self._child)
             reply = self._replies.pop(request_id, None)
         finally:
             del self._answers[request_id]

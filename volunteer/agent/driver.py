@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 MAX_ARRIVED = 256
 """Contributions whose exchange is being timed; old ones whose blob nobody needs never end."""
-CATCH_UP_HEIGHTS = 2
+BEHIND_HEIGHTS = 2
 KNOWN_CONTRIBUTIONS = 64
 """How many of our newest contributions the trainer is told, to judge how old its snapshot is."""
 
@@ -112,11 +112,10 @@ class RoundDriver:
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether the others say that they are well ahead of where this member stands."""
+        """Whether signed commits are known well above where this member stands."""
         machine = self.machine
         height = machine.known.facts[machine.tip].height if machine.tip else 0
-        members = self.exchange.members().values()
-        return any(h.heartbeat.round_index >= height + CATCH_UP_HEIGHTS for h in members)
+        return machine.known.highest_height >= height + BEHIND_HEIGHTS
 
     async def wait_quiet(self) -> None:
         """Wait until every event posted so far has been handled and its records are sent."""
@@ -298,9 +297,18 @@ class RoundDriver:
         if machine.tip is None:
             return
         new = new_tokens(machine.own)
+        newest = list(machine.own)[-KNOWN_CONTRIBUTIONS:]
+        # What is carried now, or may have to be, is among the unsettled and the newest.
+        needed = dict.fromkeys([*machine.work.unsettled(), *newest])
+        carried = [k for i in needed for k in machine.own[i].carries if k in machine.own]
         works = tuple(
-            OwnWork(contribution_id=i, blob_id=c.blob_id, carries=c.carries, new_tokens=new[i])
-            for i, c in machine.own.items()
+            OwnWork(
+                contribution_id=i,
+                blob_id=machine.own[i].blob_id,
+                carries=machine.own[i].carries,
+                new_tokens=new[i],
+            )
+            for i in dict.fromkeys([*carried, *needed])
         )
         here = self._files.works_on_disk(works)
         pending = self._without_lost(tuple(machine.work.pending()), here)
@@ -311,7 +319,7 @@ class RoundDriver:
                 state_hash=self._files.state_hash_of(machine, machine.tip),
                 pending=pending,
                 works=here,
-                known_contributions=tuple(work.blob_id for work in works[-KNOWN_CONTRIBUTIONS:]),
+                known_contributions=tuple(machine.own[i].blob_id for i in newest),
             )
         )
 

@@ -29,7 +29,7 @@ from volunteer.agent.wire import (
     parse_heartbeat,
     parse_sync_reply,
 )
-from volunteer.rounds.records import MAX_ENVELOPE_BYTES, RecordError
+from volunteer.rounds.records import MAX_ENVELOPE_BYTES, Close, RecordError
 
 log = logging.getLogger(__name__)
 SYNC_PROTOCOL = "/allmende/sync/1"
@@ -227,6 +227,8 @@ class Exchange:
         highest = None
         for data in reply.envelopes:
             signed = self._book.verify(data)
+            if isinstance(signed.record, Close):
+                continue  # a hint, which `has_closed` carries: nothing keeps it, nothing sends it
             await self._on_record(signed)
             highest = max(highest or 0, signed.record.round_index)
         if reply.has_closed and reply.tip is not None:
@@ -243,7 +245,8 @@ class Exchange:
                 signed = self._book.verify(envelope)
             except RecordError as error:
                 raise RequestRefusedError(str(error)) from error
-            await self._on_record(signed)
+            if not isinstance(signed.record, Close):
+                await self._on_record(signed)
         if answer.closed_base is not None:
             self._on_closed(peer_id, answer.closed_base)
         return encode(answer.reply)

@@ -36,6 +36,7 @@ from volunteer.messages import (
     ValidateBlob,
 )
 from volunteer.rounds import events as ev
+from volunteer.rounds.credit import WorkState
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.records import Contribution
 from volunteer.run import RunSpec
@@ -46,6 +47,8 @@ FETCH_DEADLINE_S = 60.0
 STATE_DEADLINE_S = 3600.0
 RETRY_AFTER_S = 2.0
 GENESIS_AGAIN_S = 60.0
+OWN_BLOB_JOURNALS = 3
+"""Our own blobs are kept for so many journals longer than those of others."""
 KEEP_UNREFERENCED_S = 600.0
 """A file that nothing refers to may be one that is just being made."""
 _HEADER_BYTES = 64 * 1024
@@ -274,10 +277,11 @@ class ModuleFiles:
         """Delete blobs and states that nothing can need any more, but for those in `keep`."""
         assert self.nursery is not None
         assert machine.tip is not None
-        oldest = machine.known.facts[machine.tip].height - self._spec.rounds.journal_rounds
+        journal = self._spec.rounds.journal_rounds
+        oldest = machine.known.facts[machine.tip].height - journal
         known = machine.known.contributions.values()
         needed = {*keep, *(c.blob_id for c in known if c.round_index >= oldest)}
-        needed |= _needed_own_blobs(machine)
+        needed |= _needed_own_blobs(machine, oldest - OWN_BLOB_JOURNALS * journal)
         for commit_id in list(machine.known.states):
             if machine.known.facts[commit_id].height >= oldest:
                 needed.add(self.state_hash_of(machine, commit_id))
@@ -293,14 +297,20 @@ class ModuleFiles:
             with contextlib.suppress(FileNotFoundError):  # another prune was faster
                 if self._store.file_of(blob_id).stat().st_mtime < newest:
                     self._store.delete(blob_id)
+        self._store.remove_abandoned(keep, untouched_since=newest)
 
 
-def _needed_own_blobs(machine: Machine) -> set[str]:
-    """Return the blobs of own work that may have to go into the weights or out of them."""
+def _needed_own_blobs(machine: Machine, oldest: int) -> set[str]:
+    """Return the blobs of own work that may have to go into the weights or out of them.
+
+    All that is not settled, and whatever was made on a base of height `oldest` or above: a trainer
+    may still carry what the chain has come to list.
+    """
     needed: set[str] = set()
-    for contribution_id, state in machine.work_states().items():
-        if state.value in ("pending", "in_flight"):
-            contribution = machine.own[contribution_id]
+    states = machine.work_states()
+    for contribution_id, contribution in machine.own.items():
+        is_open = states[contribution_id] in (WorkState.PENDING, WorkState.IN_FLIGHT)
+        if is_open or contribution.round_index >= oldest:
             for i in (contribution_id, *contribution.carries):
                 if i in machine.own:
                     needed.add(machine.own[i].blob_id)

@@ -7,6 +7,7 @@ its hands.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,7 +30,13 @@ from volunteer.rounds import events as ev
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
 SENSE_EVERY_S = 5.0
+SENSE_DEADLINE_S = 2.0
 COUNT_EVERY_S = 30.0
+
+
+async def _in_thread(read: Callable[[], Signals]) -> Signals:
+    # The stubs that libp2p brings know an older trio.
+    return await trio.to_thread.run_sync(read, abandon_on_cancel=True)  # type: ignore[call-arg]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,18 +50,21 @@ class PolicyTask:
     aggregator: AggregatorService
     keeper: Bookkeeper
     is_idle_ignored: bool
+    in_thread: Callable[[Callable[[], Signals]], Awaitable[Signals]] = _in_thread
+    """Runs what may block; a test's virtual clock cannot wait for real threads."""
     decision: Decision = field(init=False)
     _signals: Signals = field(init=False)
     _state: IdleState = field(default_factory=IdleState)
     _is_running: bool = False
     _is_shut: bool = False
-    _sensed_at_s: float = field(default_factory=now_s)
-    _counted_at_s: float = field(default_factory=now_s)
+    _sensed_at_s: float = 0.0
+    _counted_at_s: float = 0.0
     _uncounted_s: float = 0.0
     _lock: trio.Lock = field(default_factory=trio.Lock)
 
     def __post_init__(self) -> None:
         """Take a first look; nothing runs yet."""
+        self._sensed_at_s = self._counted_at_s = now_s()
         self._signals = self._read(read_pause(self._pause_file, now_s()))
         self._decide()
 
@@ -71,6 +81,8 @@ class PolicyTask:
     async def run(self) -> None:
         """Look twice a second, for ever."""
         while True:
+            if now_s() - self._sensed_at_s >= SENSE_EVERY_S:
+                await self._sense()
             await self._look()
             await trio.sleep(LOOK_EVERY_S)  # noqa: TID251 - a period
 
@@ -109,8 +121,6 @@ class PolicyTask:
         async with self._lock:
             if self._is_shut:
                 return
-            if now_s() - self._sensed_at_s >= SENSE_EVERY_S:
-                self._signals = self._read(self._signals.owner_pause)
             self._decide()
             if self.decision.may_contribute and not self._is_running:
                 self._start()
@@ -120,8 +130,17 @@ class PolicyTask:
             if self._uncounted_s >= COUNT_EVERY_S:
                 self.flush()
 
-    def _read(self, owner_pause: OwnerPause | None) -> Signals:
+    async def _sense(self) -> None:
+        """Read the sensors; one that hangs (a network home, a driver) must not hold us up."""
         self._sensed_at_s = now_s()
+        with trio.move_on_after(SENSE_DEADLINE_S):
+            read = await self.in_thread(lambda: self._read(None))
+            self._signals = replace(read, owner_pause=self._signals.owner_pause)
+            return
+        log.warning("the sensors have not answered within %.0f s", SENSE_DEADLINE_S)
+        self._signals = replace(self._signals, on_battery=None, disk_free_bytes=None)
+
+    def _read(self, owner_pause: OwnerPause | None) -> Signals:
         return Signals(
             owner_pause=owner_pause,
             on_battery=read_on_battery(),

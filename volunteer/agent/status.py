@@ -17,9 +17,18 @@ from volunteer.agent.exchange import Exchange
 from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.trainer_service import TrainerService
 from volunteer.messages import PeerStatus, Status
+from volunteer.policy.idle import Decision
 from volunteer.run import RunSpec
 
 _CONTRIBUTING = "Nothing stands against it: not paused, not on battery, room on the disk."
+
+
+def format_left(left_s: float) -> str:
+    """Return a duration as `1 h 58 min`, `12 min` or `45 s`."""
+    minutes = round(left_s / 60)
+    if left_s < 60:
+        return f"{left_s:.0f} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +59,7 @@ class StatusSource:
         decision = self.policy.decision
         if not decision.may_contribute:
             state = "paused" if self.policy.is_paused_by_owner else "waiting"
-            return state, decision.reason, decision.resumes_when
+            return state, decision.reason, self._with_time_left(decision)
         if view.problem:
             return "waiting", f"{view.problem}.", "you fix it and resume"
         if self.aggregator.is_broken:
@@ -62,6 +71,12 @@ class StatusSource:
         if not self.policy.is_training:
             return "starting", self._what_is_starting(), "the first step is taken"
         return "contributing", _CONTRIBUTING, ""
+
+    def _with_time_left(self, decision: Decision) -> str:
+        if decision.resumes_at_s is None:
+            return decision.resumes_when
+        left_s = max(0.0, decision.resumes_at_s - now_s())
+        return f"{decision.resumes_when} ({format_left(left_s)} left)"
 
     def _what_is_starting(self) -> str:
         if self.aggregator.pid is None or self.trainer.pid is None:

@@ -60,6 +60,8 @@ class Knowledge:
     """Contributions whose blob is here and is what the record says."""
     bad: dict[str, str] = field(default_factory=dict)
     """Contributions whose blob is not what the record says, with the sentence."""
+    highest_height: int = 0
+    """Of all valid commits, on whatever branch."""
     usable: set[str] = field(default_factory=set)
     verified: set[str] = field(default_factory=set)
     """Commits whose state has been computed, or fetched and hashed, here."""
@@ -183,6 +185,7 @@ class Knowledge:
             self.invalid[commit_id] = problem
             return
         self.commits[commit_id] = commit
+        self.highest_height = max(self.highest_height, commit.round_index)
         self.facts[commit_id] = next_facts(
             self.rules, self.facts, commit_id, commit, self.contributions, self.leavings
         )

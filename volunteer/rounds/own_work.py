@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from volunteer.rounds.chain import ChainFacts
 from volunteer.rounds.credit import WorkState, pending_ids, work_states
+from volunteer.rounds.fork_choice import is_ancestor
 from volunteer.rounds.records import Contribution
 
 
@@ -70,21 +71,37 @@ class OwnWork:
         commits = self.listed_by.get(contribution_id, ())
         return next((c for c in commits if self.is_on_chain(c)), None)
 
+    def unsettled(self) -> dict[str, Contribution]:
+        """Return own contributions of which something may still change."""
+        return {i: c for i, c in self.own.items() if i not in self._settled}
+
     def states(self) -> dict[str, WorkState]:
         """Return what has become of each own contribution."""
         return self._states(self.own)
 
     def pending(self) -> list[str]:
         """Return what belongs into the local weights, the oldest first."""
-        unsettled = {i: c for i, c in self.own.items() if i not in self._settled}
+        unsettled = self.unsettled()
         return pending_ids(self._states(unsettled), unsettled)
 
     def _states(self, own: Mapping[str, Contribution]) -> dict[str, WorkState]:
-        # A descendant of the tip may list what was made on the tip or on its parent (rule 5).
-        tip_and_parent = self.chain[-2:]
         return work_states(
             own,
             self.dropped,
             lambda i: self.listed_at(i) is not None,
-            lambda i: own[i].base in tip_and_parent,
+            lambda i: self._may_be_listed(own[i].base),
         )
+
+    def _may_be_listed(self, base: str) -> bool:
+        """Return whether a descendant of the tip may still list what was made on `base` (rule 5).
+
+        That is so for the tip and its parent, and for what lies above the tip: after a restart
+        without some blobs, a member stands lower than it did.
+        """
+        if base in self.chain[-2:]:
+            return True
+        tip = self.facts[self.chain[-1]]
+        facts = self.facts.get(base)
+        if facts is None or facts.height <= tip.height:
+            return False
+        return is_ancestor(self.facts, tip.commit_id, base)

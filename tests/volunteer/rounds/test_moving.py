@@ -326,3 +326,19 @@ def test_finality_names_own_contributions_once() -> None:
     done = desk.learn(verified=(listed, *commits))
     assert [a.own_listed for a in only(done, ev.Finalise) if a.own_listed.count(mine)] != []
     assert sum(a.own_listed.count(mine) for a in only(done, ev.Finalise)) == 1
+
+
+def test_work_made_above_the_tip_is_still_in_flight() -> None:
+    """Standing lower after a restart must not carry what a later commit may list."""
+    chain, tip, desk = desk_at()
+    child = chain.round(tip, "bc")
+    made_above = chain.contribution(desk.me, child)
+    hear(desk, made_above)
+    desk.feed(*(ev.RecordArrived(i, record) for i, record in chain.records.items()))
+    assert desk.machine.tip == tip, "the child's blobs are not here"
+    assert desk.machine.work_states()[made_above] is WorkState.IN_FLIGHT
+    sibling = chain.commit(tip, [chain.contribution("z", tip)])
+    made_aside = chain.contribution(desk.me, sibling)
+    hear(desk, made_aside)
+    desk.feed(*(ev.RecordArrived(i, record) for i, record in chain.records.items()))
+    assert desk.machine.work_states()[made_aside] is WorkState.IN_FLIGHT
