@@ -43,7 +43,7 @@ class AggregatorService:
 
     def __init__(self, run_dir: Path, module_id: str, log_file: Path) -> None:
         """Serve one module of one run."""
-        self._argv = [sys.executable, "-m", "volunteer.training.aggregator"]
+        self._argv = [sys.executable, "-P", "-m", "volunteer.training.aggregator"]
         self._argv += ["--run-dir", str(run_dir), "--module", module_id, "--threads", "1"]
         self._argv += ["--log-file", str(log_file)]
         self._log_file = log_file

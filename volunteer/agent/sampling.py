@@ -31,7 +31,7 @@ class Sampler:
 
     def __init__(self, run_dir: Path, module_id: str, log_file: Path) -> None:
         """Serve one module of one run."""
-        self._argv = [sys.executable, "-m", "volunteer.training.sample"]
+        self._argv = [sys.executable, "-P", "-m", "volunteer.training.sample"]
         self._argv += ["--run-dir", str(run_dir), "--module", module_id]
         self._log_file = log_file
         self._is_busy = False

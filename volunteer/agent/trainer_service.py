@@ -70,7 +70,7 @@ class TrainerService:
             on_event: told every event, in order.
             on_end: told that a process has ended, whatever the reason.
         """
-        self._argv = [sys.executable, "-m", "volunteer.training.trainer", *argv]
+        self._argv = [sys.executable, "-P", "-m", "volunteer.training.trainer", *argv]
         self._argv += ["--log-file", str(log_file)]
         self._log_file = log_file
         self._on_event = on_event
