@@ -14,18 +14,13 @@ from trio.testing import MockClock
 from tests.fakes.members import PEOPLE
 from tests.fakes.network import FakeNetwork
 from tests.fakes.solo import ROUND_S, Disk, Solo
-from tests.fakes.virtual_time import in_nursery, run_threads_inline, run_virtual
-from volunteer.agent import driver as driver_module
+from tests.fakes.virtual_time import in_nursery, run_virtual
 from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.rounds import events as ev
 from volunteer.rounds.credit import WorkState, new_tokens
 from volunteer.stats.ledger import Ledger
 
-
-@pytest.fixture(autouse=True)
-def virtual_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "now_s", trio.current_time)
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_threads_inline)
+pytestmark = pytest.mark.usefixtures("virtual_now")
 
 
 class Life:

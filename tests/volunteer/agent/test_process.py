@@ -1,4 +1,4 @@
-"""The agent's edges: its exit status and last words, its questions, its samples, kept pauses."""
+"""The agent's edges: its exit status and last words, its questions and its traffic."""
 
 from __future__ import annotations
 
@@ -10,25 +10,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import psutil
 import pytest
 import trio
 from trio.testing import MockClock
 
 from p2p.errors import ListenError
-from tests.fakes import child_programs as programs
-from tests.fakes.virtual_time import in_nursery, let_processes_run, run_virtual, settle, until
+from tests.fakes.virtual_time import in_nursery, run_virtual, settle
 from volunteer.agent import __main__ as agent_main
 from volunteer.agent import demo_client
 from volunteer.agent.bookkeeper import Bookkeeper
-from volunteer.agent.kept_pause import keep_pause, read_pause
-from volunteer.agent.sampling import SAMPLE_DEADLINE_S, Sampler
 from volunteer.agent.traffic import TrafficMeter
 from volunteer.errors import ControlError, NoAgentError, StorageFullError
 from volunteer.files import lock_folder
 from volunteer.locations import HOME_VARIABLE, Locations
-from volunteer.messages import ControlFault, ControlReply, Generate, Status, encode_line
-from volunteer.policy.signals import OwnerPause
+from volunteer.messages import ControlFault, ControlReply, Status, encode_line
 
 # ------------------------------------------------------------------------------- __main__
 
@@ -171,132 +166,6 @@ def test_nobody_there_is_no_agent(home: Locations) -> None:
     stale.close()
     with pytest.raises(NoAgentError):
         trio.run(demo_client.ask, home, "status", Status, {})
-
-
-# -------------------------------------------------------------------------------- sampling
-
-GENERATES = """
-command = next(commands())
-say(type="generated", text=command["prompt"] + "!", num_tokens=1)
-"""
-CANNOT = """
-next(commands())
-say(type="failed", message="no such state", hint="train first")
-"""
-
-
-def sampler(tmp_path: Path, script: str) -> Sampler:
-    made = Sampler(tmp_path, "dense", tmp_path / "sampler.log")
-    made._argv = programs.python(script)
-    return made
-
-
-def request() -> Generate:
-    return Generate(prompt="to be", max_tokens=4, temperature=1.0, seed=1)
-
-
-def test_a_sample_is_the_answer_of_one_process(tmp_path: Path) -> None:
-    made = sampler(tmp_path, GENERATES)
-
-    async def main(clock: MockClock) -> None:
-        assert (await made.sample("s", request())).text == "to be!"
-        assert (await made.sample("s", request())).num_tokens == 1
-        assert not psutil.Process().children()
-
-    run_virtual(main)
-
-
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        (CANNOT, "no such state"),
-        (programs.CRASHES_AT_ONCE, "exit status 3"),
-        (programs.GARBAGE + "sys.exit(0)", "exit status 0"),
-        (programs.FLOOD, "exit status -9"),
-    ],
-    ids=["refused", "crash", "garbage", "flood"],
-)
-def test_a_sample_that_comes_to_nothing_is_told(tmp_path: Path, script: str, message: str) -> None:
-    made = sampler(tmp_path, script.replace("sys.stdin.read()", ""))
-
-    async def main(clock: MockClock) -> None:
-        with pytest.raises(ControlError, match=message):
-            await made.sample("s", request())
-        assert not psutil.Process().children()
-
-    run_virtual(main)
-
-
-def test_one_sample_at_a_time_and_not_for_ever(tmp_path: Path) -> None:
-    made = sampler(tmp_path, programs.DEAF)
-
-    async def main(nursery: trio.Nursery, clock: MockClock) -> None:
-        errors: list[str] = []
-
-        async def sample() -> None:
-            with pytest.raises(ControlError) as caught:
-                await made.sample("s", request())
-            errors.append(str(caught.value))
-
-        nursery.start_soon(sample)
-        await until(lambda: psutil.Process().children())
-        await sample()
-        assert "already" in errors[0]
-        await let_processes_run(3)
-        clock.jump(SAMPLE_DEADLINE_S)
-        await until(lambda: len(errors) == 2)
-        assert "no text within" in errors[1]
-        assert not psutil.Process().children()
-        made._argv = [str(tmp_path / "nothing")]
-        await sample()
-        assert "cannot be started" in errors[2]
-
-    run_virtual(in_nursery(main))
-
-
-# ------------------------------------------------------------------------------ kept pause
-
-
-def test_a_pause_outlives_a_restart_on_another_clock(tmp_path: Path) -> None:
-    file = tmp_path / "pause.json"
-    assert read_pause(file, 5.0) is None
-    keep_pause(file, OwnerPause(), 100.0)
-    assert read_pause(file, 5.0) == OwnerPause()
-    keep_pause(file, OwnerPause(until_s=3700.0), 100.0)
-    kept = read_pause(file, 5.0)
-    assert kept is not None
-    assert kept.until_s == pytest.approx(3605.0, abs=5.0)
-    keep_pause(file, OwnerPause(until_s=99.0), 100.0)
-    assert read_pause(file, 5.0) is None, "it ended meanwhile"
-    keep_pause(file, None, 100.0)
-    assert not file.exists()
-    keep_pause(file, None, 100.0)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{}",
-        b"[]",
-        b'{"until_unix_s": "x"}',
-        b'{"until_unix_s": 1e999}',
-        b"\xff",
-        b"[" * 99999,
-    ],
-    ids=range(7),
-)
-def test_a_pause_that_cannot_be_read_is_a_pause(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "pause.json"
-    file.write_bytes(content)
-    assert read_pause(file, 5.0) == OwnerPause()
-
-
-def test_a_pause_that_cannot_be_kept_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    keep_pause(tmp_path / "nowhere" / "pause.json", OwnerPause(), 1.0)
-    assert "will not outlive" in caplog.text
 
 
 # --------------------------------------------------------------------------------- traffic

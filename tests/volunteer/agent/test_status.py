@@ -15,7 +15,7 @@ import trio
 from tests.fakes.members import RUN_ID, rules
 from tests.fakes.network import FakeNetwork
 from volunteer.agent.exchange import Heard
-from volunteer.agent.status import StatusSource
+from volunteer.agent.status import StatusSource, format_left
 from volunteer.agent.trainer_service import TrainerView
 from volunteer.agent.verbs import MAX_HISTORY, MAX_PAUSE_S, make_verbs
 from volunteer.agent.wire import Heartbeat
@@ -84,7 +84,7 @@ def source(facts: Facts) -> StatusSource:
             is_training=facts.is_training,
             is_paused_by_owner=facts.decision.cause is Cause.OWNER,
         ),
-        keeper=SimpleNamespace(last_confirmed_at_s=None, tokens_confirmed=7),
+        keeper=SimpleNamespace(last_confirmed_at_s=None, tokens_confirmed=7, tokens_elsewhere=0),
     )
     return StatusSource(
         spec=load_builtin_run("demo"),
@@ -221,7 +221,10 @@ class Asked:
             pause=self.pause, resume=self.resume, flush=lambda: self.calls.append(("count",))
         )
         self.source.keeper = cast(
-            "Any", SimpleNamespace(flush=self.flush, last_confirmed_at_s=None, tokens_confirmed=0)
+            "Any",
+            SimpleNamespace(
+                flush=self.flush, last_confirmed_at_s=None, tokens_confirmed=0, tokens_elsewhere=0
+            ),
         )
         verbs = make_verbs(
             self.source,
@@ -232,6 +235,23 @@ class Asked:
             cast("Any", SimpleNamespace()),
         )
         return trio.run(verbs[verb], args)
+
+
+def test_the_figures_have_what_was_trained_since_the_last_snapshot() -> None:
+    source = Asked().source
+    source.keeper = cast("Any", SimpleNamespace(tokens_elsewhere=100, steps_elsewhere=10))
+    source.trainer.view.tokens_total, source.trainer.view.inner_step = 50, 5
+    kept = Stats(tokens_done=120, tokens_pending=20, tokens_confirmed=100, inner_steps=12)
+    stats = source.with_steps_since_snapshot(kept)
+    assert (stats.tokens_done, stats.tokens_pending, stats.inner_steps) == (150, 50, 15)
+    assert stats.tokens_done == stats.tokens_pending + stats.tokens_confirmed
+    source.trainer.view.tokens_total, source.trainer.view.inner_step = 20, 2
+    assert source.with_steps_since_snapshot(kept) == kept, "paused: the snapshot has everything"
+
+
+def test_a_timed_pause_says_how_long_it_lasts() -> None:
+    texts = [(59.0, "59 s"), (60.0, "1 min"), (3599.0, "1 h 00 min"), (7080.0, "1 h 58 min")]
+    assert [format_left(seconds) for seconds, _ in texts] == [text for _, text in texts]
 
 
 def test_each_verb_does_its_one_thing() -> None:

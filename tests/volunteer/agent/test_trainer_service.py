@@ -123,6 +123,7 @@ def test_a_trainer_that_obeys_saves_and_ends(tmp_path: Path) -> None:
     trainer.run(body)
 
 
+@pytest.mark.slow
 def test_one_that_does_not_obey_is_killed_in_time(tmp_path: Path) -> None:
     trainer = Fixture(tmp_path, programs.TRAINER_IGNORES_STOP)
 

@@ -193,6 +193,7 @@ def test_a_volunteer_without_records_is_named(folder: Path) -> None:
     assert list((folder / "volunteer-2").iterdir()) == [], "nothing is made there"
 
 
+@pytest.mark.slow  # SQLite waits a second
 def test_records_that_are_being_used_are_told(folder: Path) -> None:
     log = RecordLog(module_dir(folder, 0) / "records.sqlite")
     log.note("kind", "payload")
@@ -321,6 +322,7 @@ DEAD = "import sys; sys.exit(1)"
 MUTE = "import time; time.sleep(1000)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [DEAD, MUTE], ids=["ends at once", "never answers"])
 def test_an_agent_that_does_not_come_up_is_told_and_all_are_ended(
     tmp_path: Path,

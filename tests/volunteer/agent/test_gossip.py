@@ -1,0 +1,130 @@
+"""Gossip only shortens the wait: records and heartbeats, checked before they are passed on."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.fakes.members import (
+    MODULE,
+    RUN_ID,
+    SignedChain,
+    hash_of,
+    identity,
+    sign,
+)
+from tests.fakes.neighbours import Neighbour, hostile_envelopes
+from tests.fakes.virtual_time import in_nursery, run_virtual, settle, until
+from volunteer.agent import exchange as exchange_module
+from volunteer.agent.wire import (
+    Heartbeat,
+    encode,
+    parse_heartbeat,
+)
+from volunteer.rounds.records import Leaving
+
+
+def heartbeat(**changes: object) -> bytes:
+    fields = {
+        "run_id": RUN_ID,
+        "module_id": MODULE,
+        "tip": hash_of("t"),
+        "round_index": 3,
+        "state_hash": hash_of("s"),
+        "is_contributing": True,
+        "tokens_per_s": 10.0,
+        "loss": None,
+        "addrs": ("/ip4/127.0.0.1/tcp/1",),
+    }
+    return encode(Heartbeat(**(fields | changes)))  # type: ignore[arg-type]
+
+
+def test_gossip_is_checked_before_it_is_passed_on(neighbours: list[Neighbour]) -> None:
+    one, _ = neighbours
+    chain = SignedChain()
+    chain.grow(chain.genesis, 1)
+    signed = chain.all()[0]
+
+    async def main(nursery: trio.Nursery, clock: MockClock) -> None:
+        nursery.start_soon(one.exchange.run, 1e6, lambda: None)
+        await settle()
+        topic = f"allmende/1/{RUN_ID}/{MODULE}"
+        deliver = one.swarm.deliver
+        assert await deliver(f"{topic}/records", "p", signed.envelope)
+        assert one.member.ids() == {signed.record_id}
+        for bad in hostile_envelopes().values():
+            assert not await deliver(f"{topic}/records", "p", bad)
+        assert await deliver(f"{topic}/heartbeats", "p", heartbeat())
+        assert one.swarm.remembered == {"p": ("/ip4/127.0.0.1/tcp/1",)}
+        for bad in (b"", b"\x91" * 4000, heartbeat(run_id="cd" * 32), heartbeat(module_id="o")):
+            assert not await deliver(f"{topic}/heartbeats", "q", bad)
+        assert await deliver(f"{topic}/heartbeats", one.peer_id, heartbeat())
+        assert set(one.exchange.members()) == {"p"}, "not oneself"
+
+    run_virtual(in_nursery(main))
+
+
+def test_members_are_those_heard_lately(
+    neighbours: list[Neighbour], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = neighbours
+    monkeypatch.setattr(exchange_module, "now_s", trio.current_time)
+
+    async def main(clock: MockClock) -> None:
+        await one.exchange._on_heartbeat("p", heartbeat())
+        clock.jump(exchange_module.HEARD_FOR_S - 1)
+        await one.exchange._on_heartbeat("q", heartbeat())
+        assert set(one.exchange.members()) == {"p", "q"}
+        clock.jump(2)
+        assert set(one.exchange.members()) == {"q"}
+
+    run_virtual(main)
+
+
+def test_an_unknown_tip_makes_a_sync_come_soon(neighbours: list[Neighbour]) -> None:
+    one, other = neighbours
+    chain = SignedChain()
+    tip = chain.grow(chain.genesis, 1)
+
+    async def main(nursery: trio.Nursery, clock: MockClock) -> None:
+        await other.member.keep(chain.all())
+        nursery.start_soon(one.exchange._sync_often, 1e6)
+        await settle()
+        genesis = one.member.machine.rules.genesis_id
+        await one.exchange._on_heartbeat(other.peer_id, heartbeat(tip=genesis))
+        await settle()
+        assert not one.member.ids(), "nothing new in that"
+        await one.exchange._on_heartbeat(other.peer_id, heartbeat(tip=tip))
+        await until(lambda: tip in one.member.machine.known.facts)
+
+    run_virtual(in_nursery(main))
+
+
+def test_heartbeats_are_sent_once_there_is_something_to_say(neighbours: list[Neighbour]) -> None:
+    one, _ = neighbours
+    beats: list[Heartbeat | None] = [None]
+
+    async def main(nursery: trio.Nursery, clock: MockClock) -> None:
+        nursery.start_soon(one.exchange._send_heartbeats, lambda: beats[0])
+        await settle()
+        assert not one.swarm.published
+        beats[0] = parse_heartbeat(heartbeat())
+        clock.jump(3.0)
+        await settle()
+        assert [payload for _, payload in one.swarm.published] == [heartbeat()]
+        clock.jump(1.0)
+        await settle()
+        assert len(one.swarm.published) == 1, "two seconds at least"
+
+    run_virtual(in_nursery(main))
+
+
+def test_sign_is_what_verify_accepts(neighbours: list[Neighbour]) -> None:
+    one, _ = neighbours
+    record = Leaving(
+        run_id=RUN_ID, module_id=MODULE, round_index=0, author=one.peer_id, base=hash_of("b")
+    )
+    signed = one.member.book.sign(record)
+    assert one.member.book.verify(signed.envelope) == signed == sign(record)
+    assert identity(1).peer_id == one.peer_id
