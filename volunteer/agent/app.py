@@ -125,8 +125,10 @@ class Agent:
         for peer_id in machine.banned:
             swarm.ban(peer_id, "it signed two things of which only one may be")
         done = await trio.to_thread.run_sync(ledger.stats, None)
-        trainer.view.tokens_total = done.tokens_done
-        trainer.view.inner_step = done.inner_steps
+        totals = await trio.to_thread.run_sync(ledger.totals, self.spec.run_id, DENSE_MODULE)
+        trainer.view.tokens_total, trainer.view.inner_step = totals
+        keeper.tokens_elsewhere = done.tokens_done - totals[0]
+        keeper.steps_elsewhere = done.inner_steps - totals[1]
         for peer_id, addrs in memory.load().items():
             swarm.remember(peer_id, addrs)
         swarm.serve_blobs(store, lambda blob_id: True, traffic.purpose_of)

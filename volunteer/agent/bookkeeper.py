@@ -42,6 +42,9 @@ class Bookkeeper:
         self.refused: dict[str, str] = {}
         """Own contributions that a commit gave weight 0, with the reason."""
         self.last_confirmed_at_s: float | None = None
+        self.tokens_elsewhere = 0
+        """Trained in other runs."""
+        self.steps_elsewhere = 0
 
     async def run(self) -> None:
         """Write what is queued, for ever; the ledger itself outlives errors."""

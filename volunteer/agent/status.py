@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import msgspec
+
 from p2p.swarm import Swarm
 from volunteer.agent.aggregator_service import AggregatorService
 from volunteer.agent.bookkeeper import Bookkeeper
-from volunteer.agent.clock import now_s
+from volunteer.agent.clock import now_s, now_utc
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
 from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.trainer_service import TrainerService
-from volunteer.messages import PeerStatus, Status
+from volunteer.messages import PeerStatus, Stats, Status
 from volunteer.policy.idle import Decision
 from volunteer.run import RunSpec
 
@@ -120,10 +122,23 @@ class StatusSource:
             failover_s=machine.timing.failover_s,
             final_round_index=machine.known.facts[machine.final_id].height,
             swarm_tokens_per_s=view.tokens_per_s + others,
-            tokens_done=view.tokens_total,
+            tokens_done=self.keeper.tokens_elsewhere + view.tokens_total,
             tokens_confirmed=self.keeper.tokens_confirmed,
             tokens_since_contribution=view.tokens_since_contribution,
             alarm="" if machine.alarm is None else f"final {machine.alarm[0]} was contradicted",
+        )
+
+    def with_steps_since_snapshot(self, kept: Stats) -> Stats:
+        """Return the ledger's figures with what the trainer has done since its last snapshot."""
+        view, keeper = self.trainer.view, self.keeper
+        tokens = max(0, keeper.tokens_elsewhere + view.tokens_total - kept.tokens_done)
+        steps = max(0, keeper.steps_elsewhere + view.inner_step - kept.inner_steps)
+        return msgspec.structs.replace(
+            kept,
+            tokens_done=kept.tokens_done + tokens,
+            tokens_pending=kept.tokens_pending + tokens,
+            inner_steps=kept.inner_steps + steps,
+            done_as_of_utc=now_utc() if tokens else kept.done_as_of_utc,
         )
 
     def peers(self) -> list[PeerStatus]:

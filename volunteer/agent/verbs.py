@@ -18,7 +18,7 @@ from volunteer.agent.sampling import Sampler
 from volunteer.agent.status import StatusSource
 from volunteer.agent.traffic import TrafficMeter
 from volunteer.errors import ControlError
-from volunteer.messages import MAX_SEED, Generate, Sample
+from volunteer.messages import MAX_SEED, Generate, Sample, Stats
 from volunteer.rounds.records import DENSE_MODULE
 from volunteer.stats.ledger import Ledger
 
@@ -48,7 +48,8 @@ def make_verbs(
         policy.flush()
         await traffic.flush()
         await source.keeper.flush()
-        return await trio.to_thread.run_sync(ledger.stats, None)
+        kept: Stats = await trio.to_thread.run_sync(ledger.stats, None)
+        return source.with_steps_since_snapshot(kept)
 
     async def history(args: Mapping[str, Any]) -> object:
         limit = _number(args, "limit", default=200, least=1, most=MAX_HISTORY)

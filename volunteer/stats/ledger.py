@@ -222,6 +222,10 @@ class Ledger:
 
     # ------------------------------------------------------------------------------- reading
 
+    def totals(self, run_id: str, module_id: str) -> tuple[int, int]:
+        """Return (tokens, inner steps) trained in a run, as its trainer's snapshots have them."""
+        return self._run(lambda connection: queries.read_counters(connection, run_id, module_id))
+
     def stats(self, since_utc: str | None = None) -> Stats:
         """Return the totals, or what was done since an instant.
 
