@@ -223,7 +223,11 @@ class Asked:
         self.source.keeper = cast(
             "Any",
             SimpleNamespace(
-                flush=self.flush, last_confirmed_at_s=None, tokens_confirmed=0, tokens_elsewhere=0
+                flush=self.flush,
+                last_confirmed_at_s=None,
+                tokens_confirmed=0,
+                tokens_elsewhere=0,
+                steps_elsewhere=0,
             ),
         )
         verbs = make_verbs(
