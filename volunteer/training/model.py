@@ -85,7 +85,7 @@ def forward(weights: Weights, tokens_BT: Tensor, model: ModelSpec) -> Tensor:
         logits_BTV, of the weights' dtype (bfloat16 under autocast).
     """
     x_BTD = F.embedding(tokens_BT, weights["embedding"])
-    cos_TH, sin_TH = _rope_tables(
+    cos_TH, sin_TH = rope_tables(
         tokens_BT.shape[1],
         model.dim // model.num_heads,
         model.rope_base,
@@ -94,11 +94,11 @@ def forward(weights: Weights, tokens_BT: Tensor, model: ModelSpec) -> Tensor:
     )
     for i in range(model.num_layers):
         layer = f"layers.{i}."
-        normed_BTD = _rms_norm(x_BTD, weights[layer + "attention_norm"])
+        normed_BTD = rms_norm(x_BTD, weights[layer + "attention_norm"])
         x_BTD = x_BTD + _attention(weights, layer, normed_BTD, cos_TH, sin_TH, model.num_heads)
-        normed_BTD = _rms_norm(x_BTD, weights[layer + "ffn_norm"])
-        x_BTD = x_BTD + _swiglu(weights, layer, normed_BTD)
-    x_BTD = _rms_norm(x_BTD, weights["final_norm"])
+        normed_BTD = rms_norm(x_BTD, weights[layer + "ffn_norm"])
+        x_BTD = x_BTD + swiglu(weights, layer, normed_BTD)
+    x_BTD = rms_norm(x_BTD, weights["final_norm"])
     return F.linear(x_BTD, weights["embedding"])
 
 
@@ -118,7 +118,7 @@ def next_token_loss(weights: Weights, windows_BT1: Tensor, model: ModelSpec) -> 
     return F.cross_entropy(logits_BTV.flatten(0, 1), windows_BT1[:, 1:].flatten())
 
 
-def _rms_norm(x_BTD: Tensor, scale_D: Tensor) -> Tensor:
+def rms_norm(x_BTD: Tensor, scale_D: Tensor) -> Tensor:
     return F.rms_norm(x_BTD, scale_D.shape, scale_D, NORM_EPSILON)
 
 
@@ -130,25 +130,25 @@ def _attention(
     sin_TH: Tensor,
     num_heads: int,
 ) -> Tensor:
-    q_BNTH = _split_heads(F.linear(x_BTD, weights[layer + "wq"]), num_heads)
-    k_BNTH = _split_heads(F.linear(x_BTD, weights[layer + "wk"]), num_heads)
-    v_BNTH = _split_heads(F.linear(x_BTD, weights[layer + "wv"]), num_heads)
+    q_BNTH = split_heads(F.linear(x_BTD, weights[layer + "wq"]), num_heads)
+    k_BNTH = split_heads(F.linear(x_BTD, weights[layer + "wk"]), num_heads)
+    v_BNTH = split_heads(F.linear(x_BTD, weights[layer + "wv"]), num_heads)
     mixed_BNTH = F.scaled_dot_product_attention(
-        _rotate(q_BNTH, cos_TH, sin_TH), _rotate(k_BNTH, cos_TH, sin_TH), v_BNTH, is_causal=True
+        rotate(q_BNTH, cos_TH, sin_TH), rotate(k_BNTH, cos_TH, sin_TH), v_BNTH, is_causal=True
     )
     return F.linear(mixed_BNTH.transpose(1, 2).flatten(2), weights[layer + "wo"])
 
 
-def _swiglu(weights: Weights, layer: str, x_BTD: Tensor) -> Tensor:
+def swiglu(weights: Weights, layer: str, x_BTD: Tensor) -> Tensor:
     gate_BTF = F.silu(F.linear(x_BTD, weights[layer + "w1"]))
     return F.linear(gate_BTF * F.linear(x_BTD, weights[layer + "w3"]), weights[layer + "w2"])
 
 
-def _split_heads(x_BTD: Tensor, num_heads: int) -> Tensor:
+def split_heads(x_BTD: Tensor, num_heads: int) -> Tensor:
     return x_BTD.view(*x_BTD.shape[:2], num_heads, -1).transpose(1, 2)
 
 
-def _rotate(x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+def rotate(x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
     first, second = x_BNTH.chunk(2, dim=-1)
     # The tables are of the weights' dtype; under autocast x is narrower and stays so.
     rotated = x_BNTH * cos_TH + torch.cat((-second, first), dim=-1) * sin_TH
@@ -156,7 +156,7 @@ def _rotate(x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _rope_tables(
+def rope_tables(
     num_tokens: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin of position times frequency, shape (T, H), computed in fp64 on the CPU."""

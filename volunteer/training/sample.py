@@ -51,11 +51,11 @@ from volunteer.training.child_process import (
 from volunteer.training.layout import num_parameters
 from volunteer.training.model import (
     Weights,
-    _rms_norm,
-    _rope_tables,
-    _rotate,
-    _split_heads,
-    _swiglu,
+    rms_norm,
+    rope_tables,
+    rotate,
+    split_heads,
+    swiglu,
     weights_of,
 )
 from volunteer.training.state import read_state
@@ -86,7 +86,7 @@ class Reader:
         shape = (model.num_layers, 2, 1, model.num_heads, model.context_tokens, head_dim)
         self._cache_L2BNCH = embedding.new_zeros(shape)
         """Keys, then values, of each layer at each position read."""
-        self._tables_CH = _rope_tables(
+        self._tables_CH = rope_tables(
             model.context_tokens, head_dim, model.rope_base, embedding.dtype, embedding.device
         )
 
@@ -110,24 +110,24 @@ class Reader:
         x_BTD = F.embedding(torch.tensor([tokens]), weights["embedding"])
         for i in range(model.num_layers):
             layer = f"layers.{i}."
-            normed_BTD = _rms_norm(x_BTD, weights[layer + "attention_norm"])
+            normed_BTD = rms_norm(x_BTD, weights[layer + "attention_norm"])
             q_BNTH, k_BNTH, v_BNTH = (
-                _split_heads(F.linear(normed_BTD, weights[layer + name]), model.num_heads)
+                split_heads(F.linear(normed_BTD, weights[layer + name]), model.num_heads)
                 for name in ("wq", "wk", "wv")
             )
             keys_BNCH, values_BNCH = self._cache_L2BNCH[i]
-            keys_BNCH[:, :, start:stop] = _rotate(k_BNTH, cos_TH, sin_TH)
+            keys_BNCH[:, :, start:stop] = rotate(k_BNTH, cos_TH, sin_TH)
             values_BNCH[:, :, start:stop] = v_BNTH
             mixed_BNTH = F.scaled_dot_product_attention(
-                _rotate(q_BNTH, cos_TH, sin_TH),
+                rotate(q_BNTH, cos_TH, sin_TH),
                 keys_BNCH[:, :, :stop],
                 values_BNCH[:, :, :stop],
                 is_causal=start == 0,
             )
             x_BTD = x_BTD + F.linear(mixed_BNTH.transpose(1, 2).flatten(2), weights[layer + "wo"])
-            normed_BTD = _rms_norm(x_BTD, weights[layer + "ffn_norm"])
-            x_BTD = x_BTD + _swiglu(weights, layer, normed_BTD)
-        last_D = _rms_norm(x_BTD[0, -1], weights["final_norm"])
+            normed_BTD = rms_norm(x_BTD, weights[layer + "ffn_norm"])
+            x_BTD = x_BTD + swiglu(weights, layer, normed_BTD)
+        last_D = rms_norm(x_BTD[0, -1], weights["final_norm"])
         return F.linear(last_D, weights["embedding"])
 
 
