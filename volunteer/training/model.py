@@ -119,6 +119,7 @@ def next_token_loss(weights: Weights, windows_BT1: Tensor, model: ModelSpec) -> 
 
 
 def rms_norm(x_BTD: Tensor, scale_D: Tensor) -> Tensor:
+    """Return x over its root mean square, times the gain; shape as x (arXiv:1910.07467)."""
     return F.rms_norm(x_BTD, scale_D.shape, scale_D, NORM_EPSILON)
 
 
@@ -140,15 +141,18 @@ def _attention(
 
 
 def swiglu(weights: Weights, layer: str, x_BTD: Tensor) -> Tensor:
+    """Return w2(silu(w1 x) * w3 x) of a layer; shape as x (arXiv:2002.05202)."""
     gate_BTF = F.silu(F.linear(x_BTD, weights[layer + "w1"]))
     return F.linear(gate_BTF * F.linear(x_BTD, weights[layer + "w3"]), weights[layer + "w2"])
 
 
 def split_heads(x_BTD: Tensor, num_heads: int) -> Tensor:
+    """Return x as (B, heads, T, dim / heads)."""
     return x_BTD.view(*x_BTD.shape[:2], num_heads, -1).transpose(1, 2)
 
 
 def rotate(x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+    """Return x with each pair of halves turned by its position's angle (RoPE, arXiv:2104.09864)."""
     first, second = x_BNTH.chunk(2, dim=-1)
     # The tables are of the weights' dtype; under autocast x is narrower and stays so.
     rotated = x_BNTH * cos_TH + torch.cat((-second, first), dim=-1) * sin_TH
