@@ -19,6 +19,7 @@ from tests.fakes.virtual_time import (
     until,
 )
 from volunteer.agent.aggregator_service import (
+    SILENCE_DEADLINE_S,
     AggregatorLostError,
     AggregatorRefusedError,
     AggregatorService,
@@ -198,3 +199,22 @@ def test_cancelling_leaves_no_process(tmp_path: Path) -> None:
 
     run(service, body)
     assert not psutil.Process().children()
+
+
+def test_one_that_answers_nobody_is_killed(tmp_path: Path) -> None:
+    service = make(tmp_path, "say(type='started')\ntime.sleep(1000)")
+
+    async def body(nursery: trio.Nursery, clock: MockClock) -> None:
+        service.want()
+        question = Question(service, nursery)
+        await until(lambda: service._answers)
+        await settle()
+        clock.jump(SILENCE_DEADLINE_S - 1)
+        await let_processes_run(5)
+        assert question.answer is None
+        clock.jump(1)
+        await until(lambda: question.answer)
+        assert isinstance(question.answer, AggregatorLostError)
+        assert service._backoff.crashes == 1
+
+    run(service, body)
