@@ -7,13 +7,14 @@ Closing it changes nothing for the agent, and it says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import ClassVar
 
 from textual import events, work
-from textual.app import App
+from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.screen import Screen
 
 from tui import view_state
 from tui.feed import AgentFeed
@@ -49,9 +50,9 @@ class AllmendeApp(App[None]):
         Binding("p", "resume", "Resume"),
         Binding("s", "start_agent", "Start"),
         Binding("q", "close_view", "Close view"),
-        Binding("Q", "stop_agent", "Stop agent"),
+        Binding("Q", "stop_agent", "Stop"),
         Binding("question_mark,f1", "help", "Help", key_display="?"),
-        Binding("ctrl+q", "close_view", "Close view", show=False, priority=True),
+        Binding("ctrl+q,ctrl+c", "close_view", "Close view", show=False, priority=True),
     ]
 
     def __init__(
@@ -119,10 +120,27 @@ class AllmendeApp(App[None]):
         offered = {
             "start_agent": snapshot.link is Link.GONE,
             "stop_agent": is_there or snapshot.link is Link.FAULTY,
-            "pause": is_there and not is_paused,
+            # Also before the first status: the owner's word does not wait for an answer.
+            "pause": (is_there or snapshot.link is Link.CONNECTING) and not is_paused,
             "resume": is_there and is_paused,
         }
         return offered.get(action, True)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Offer in the palette what can be done now; nothing there stops the agent by accident."""
+        del screen
+        commands = (
+            ("Pause", "Free the device; says first what that costs", "pause"),
+            ("Resume", "End the pause", "resume"),
+            ("Start the agent", "It runs in the background", "start_agent"),
+            ("Stop the agent", "This machine stops contributing; asks first", "stop_agent"),
+            ("Close the view", "The agent goes on in the background", "close_view"),
+            ("Help", "Keys and words", "help"),
+            ("Theme", "Change the colours", "change_theme"),
+        )
+        for title, text, action in commands:
+            if self.check_action(action, ()):
+                yield SystemCommand(title, text, getattr(self, f"action_{action}"))
 
     def action_help(self) -> None:
         """Explain keys and words."""

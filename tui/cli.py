@@ -14,16 +14,14 @@ from typing import Annotated, Literal, NoReturn
 import msgspec
 import typer
 
-from tui import launch
-from tui.client import ControlClient
-from tui.durations import parse_duration
+from tui import arguments, launch
+from tui.client import CHANGE_DEADLINE_S, DEADLINE_S, ControlClient
 from tui.wording import clean, format_duration
-from volunteer.errors import ControlError, VolunteerError
+from volunteer.errors import VolunteerError
 from volunteer.locations import Locations
 from volunteer.messages import (
     MAX_SAMPLE_TOKENS,
     MAX_SEED,
-    MAX_TEMPERATURE,
     PeerStatus,
     RoundPoint,
     Stats,
@@ -32,11 +30,13 @@ from volunteer.messages import (
 
 STOP_DEADLINE_S = 60.0
 # The agent stops the trainer, which saves its work first; slow disks take their time.
+TAGLINE = "Lend your idle GPU to train an open model. A pause gives it back at once."
 HISTORY_LIMIT = 2000
 # Rounds in one reply; about 350 bytes each, so below MAX_LINE_BYTES.
 
 app = typer.Typer(
-    help="Lend your idle GPU to train an open model. One key gives it back at once.",
+    help=f"{TAGLINE}\n\nWithout a command it opens the dashboard, and starts contributing if no"
+    " agent runs yet; without a terminal it prints the status, and starts nothing.",
     epilog="Exit status: 0 done, 1 refused or failed, 2 bad usage, 3 no agent runs.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -67,8 +67,8 @@ def _locations() -> Locations:
     return Locations.from_environment(os.environ)
 
 
-def _client() -> ControlClient:
-    return ControlClient(_locations().control_socket)
+def _client(*, deadline_s: float = DEADLINE_S) -> ControlClient:
+    return ControlClient(_locations().control_socket, deadline_s=deadline_s)
 
 
 def _write(*lines: str) -> None:
@@ -79,40 +79,41 @@ def _write_json(value: object) -> None:
     _write(msgspec.json.encode(value).decode())
 
 
-def _duration(text: str | float) -> float:
-    # typer also passes values that are parsed already.
-    if isinstance(text, float):
-        return text
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _positive(value: float | None) -> float | None:
-    if value is not None and not 0.0 < value < float("inf"):
-        raise typer.BadParameter(f"{value} is not above 0")
-    return value
-
-
-def _temperature(value: float) -> float:
-    if not 0.0 <= value <= MAX_TEMPERATURE:
-        raise typer.BadParameter(f"{value} is not from 0 to {MAX_TEMPERATURE:g}")
-    return value
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        version()
+        raise typer.Exit
 
 
 @app.callback(invoke_without_command=True)
-def view(context: typer.Context) -> None:
+def view(
+    context: typer.Context,
+    is_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Without a verb: the live view; starts the agent if none runs."""
+    del is_version
     if context.invoked_subcommand is not None:
         return
-    if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
+    if not _can_draw():
         status()
         return
-    # Textual draws on stderr, so all three have to be the terminal.
     from tui.app import run_app
 
-    run_app(_locations())
+    locations = _locations()
+    # It starts an agent, which could not live in a folder that is not usable.
+    locations.prepare()
+    run_app(locations)
+
+
+def _can_draw() -> bool:
+    """Tell whether there is a terminal to draw on; Textual draws on stderr, so all three count."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
+    return is_terminal and os.environ.get("TERM", "") != "dumb"
 
 
 @app.command()
@@ -129,7 +130,11 @@ def start(
     ] = None,
     round_s: Annotated[
         float | None,
-        typer.Option(metavar="S", callback=_positive, help="Round length, for runs of your own."),
+        typer.Option(
+            metavar="S",
+            callback=arguments.round_length,
+            help="Round length, for a run of your own.",
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="CPU threads; 0: all but one.")
@@ -154,10 +159,12 @@ def start(
     locations = _locations()
     running = launch.find_agent(locations)
     if running is not None:
-        _verify_same_options(running, options)
-    elif foreground:
-        sys.exit(launch.exec_agent(options))
-    current = running or launch.start_agent(locations, options)
+        launch.verify_same_options(running, options)
+    else:
+        launch.verify_wishes(locations, options)
+        if foreground:
+            sys.exit(launch.exec_agent(options.to_argv()))
+    current = running or launch.start_agent(locations, options.to_argv())
     if as_json:
         _write_json(current)
         return
@@ -166,21 +173,6 @@ def start(
         f"{what}, in the background (process {current.agent_pid}).",
         *_status_head(current),
         "  see it: allmende    pause: allmende pause    stop it: allmende stop",
-    )
-
-
-def _verify_same_options(running: Status, options: launch.AgentOptions) -> None:
-    """Check that the running agent is what was asked for.
-
-    Raises:
-        ControlError: it was started with other flags, or the system does not tell with which.
-    """
-    wanted = options.to_argv()
-    if not wanted or launch.running_options(running.agent_pid) == wanted:
-        return
-    raise ControlError(
-        f"an agent runs already (process {running.agent_pid}), and not with these flags",
-        hint="`allmende stop` first; or set ALLMENDE_HOME to another folder for a second one",
     )
 
 
@@ -193,7 +185,7 @@ def _status_head(current: Status) -> tuple[str, ...]:
 @app.command()
 def stop(as_json: AsJson = False) -> None:
     """Stop the agent, after it has saved its work."""
-    with _client() as client:
+    with _client(deadline_s=CHANGE_DEADLINE_S) as client:
         last = client.request("status", Status) if as_json else None
         # An agent of another version must be stoppable, or it could never be replaced.
         client.request("stop", object, any_version=True)
@@ -208,12 +200,14 @@ def stop(as_json: AsJson = False) -> None:
 def pause(
     for_s: Annotated[
         float | None,
-        typer.Option("--for", metavar="DURATION", parser=_duration, help="As 90s, 15m, 2h, 1d."),
+        typer.Option(
+            "--for", metavar="DURATION", parser=arguments.duration, help="As 90s, 15m, 2h, 1d."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pause at once and free the device. No trained step is lost."""
-    with _client() as client:
+    """Pause at once and free the device; returns when it is free. Steps are saved first."""
+    with _client(deadline_s=CHANGE_DEADLINE_S) as client:
         client.request("pause", object, {} if for_s is None else {"for_s": for_s})
         current = client.request("status", Status)
     if as_json:
@@ -229,7 +223,7 @@ def pause(
 @app.command()
 def resume(as_json: AsJson = False) -> None:
     """End the pause. Other reasons not to contribute still count."""
-    with _client() as client:
+    with _client(deadline_s=CHANGE_DEADLINE_S) as client:
         client.request("resume", object)
         current = client.request("status", Status)
     if as_json:
@@ -333,7 +327,9 @@ def sample(
     ] = 200,
     temperature: Annotated[
         float,
-        typer.Option(metavar="T", callback=_temperature, help="0: the likeliest each time."),
+        typer.Option(
+            metavar="T", callback=arguments.temperature, help="0: the likeliest each time."
+        ),
     ] = 0.8,
     seed: Annotated[
         int | None,
@@ -354,7 +350,9 @@ def sample(
 @app.command()
 def demo(
     volunteers: Annotated[int, typer.Option(min=1, max=16, help="Agents to start.")] = 3,
-    minutes: Annotated[float, typer.Option(callback=_positive, help="How long.")] = 2.0,
+    minutes: Annotated[
+        float, typer.Option(callback=arguments.minutes, help="How long they train; 1 or more.")
+    ] = 2.0,
     verify: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Check a kept demo's records again.")
     ] = None,

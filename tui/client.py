@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 5.0
 # The agent answers from memory within milliseconds; a machine that swaps may take seconds.
+CHANGE_DEADLINE_S = 20.0
+# Pausing is answered when the trainer and the aggregator are gone: up to 6 s, on a slow disk more.
 
 _T = TypeVar("_T")
 _REPLACE_HINT = "stop the agent with `allmende stop`, then start it again"

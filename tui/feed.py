@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import shlex
 import threading
 from collections.abc import Callable
 from datetime import datetime
 
 from tui import launch
-from tui.client import AsyncControlClient
+from tui.client import CHANGE_DEADLINE_S, AsyncControlClient
 from tui.view_state import Link, Snapshot
-from volunteer.errors import ControlError, NoAgentError
+from volunteer.errors import ControlError, NoAgentError, VolunteerError
 from volunteer.locations import Locations
 from volunteer.messages import PeerStatus, RoundPoint, Stats, Status
 
@@ -66,6 +67,7 @@ class AgentFeed:
         self._wake = asyncio.Event()
         self._is_visible = True
         self._num_statuses = 0
+        self._flags_of_pid = 0
         self._is_history_due = True
         self._cancelled = threading.Event()
         self.snapshot = Snapshot()
@@ -98,13 +100,18 @@ class AgentFeed:
     async def request(self, verb: str, args: dict[str, float] | None = None) -> None:
         """Send a command, and show what it did.
 
+        It has a connection of its own: the owner's word does not wait for an answer to a table.
+
         Raises:
             ControlError: refused, too late, or no agent.
         """
-        async with self._asking:
-            await self._asker.request(verb, object, args)
-            status = await self._asker.request("status", Status)
+        with contextlib.closing(self._make_client()) as client:
+            await client.request(verb, object, args)
+            status = await client.request("status", Status)
         self._take_status(status, is_urgent=True)
+
+    def _make_client(self) -> AsyncControlClient:
+        return AsyncControlClient(self._locations.control_socket, deadline_s=CHANGE_DEADLINE_S)
 
     async def stop_agent(self, deadline_s: float) -> None:
         """Stop the agent and wait until it has ended.
@@ -112,31 +119,26 @@ class AgentFeed:
         Raises:
             ControlError: refused, or not ended within `deadline_s`.
         """
-        async with self._asking:
-            await self._asker.request("stop", object, any_version=True)
+        with contextlib.closing(self._make_client()) as client:
+            await client.request("stop", object, any_version=True)
             try:
                 async with asyncio.timeout(deadline_s):
-                    await self._asker.wait_closed()
+                    await client.wait_closed()
             except TimeoutError as error:
                 raise ControlError("the agent is still ending; it saves its work first") from error
 
     async def start_agent(self) -> None:
-        """Start an agent in the background, and follow it when it answers."""
+        """Start an agent in the background, as it ran before, and follow it when it answers."""
         if self._is_starting():
             return
-        self._change(
-            is_urgent=True,
-            link=Link.STARTING,
-            note="It runs in the background, also after this view is closed.",
-        )
+        flags = self.snapshot.flags
+        note = "It runs in the background, also after this view is closed."
+        if flags:
+            note += f" Its flags are those that it ran with: {shlex.join(flags)}"
+        self._change(is_urgent=True, link=Link.STARTING, note=note)
         try:
-            await asyncio.to_thread(
-                launch.start_agent,
-                self._locations,
-                launch.AgentOptions(),
-                cancelled=self._cancelled,
-            )
-        except (ControlError, OSError) as error:
+            await asyncio.to_thread(self._launch, flags)
+        except (VolunteerError, OSError) as error:
             first, *log_tail = str(error).splitlines()
             note = " ".join([first, *log_tail[-1:]])
             self._change(is_urgent=True, link=Link.GONE, note=note)
@@ -144,6 +146,11 @@ class AgentFeed:
         if self._is_starting():
             self._change(is_urgent=False, link=Link.CONNECTING, note="", hint="")
         self._wake.set()
+
+    def _launch(self, flags: tuple[str, ...]) -> None:
+        if not flags:
+            launch.verify_wishes(self._locations, launch.AgentOptions())
+        launch.start_agent(self._locations, flags, cancelled=self._cancelled)
 
     def _is_starting(self) -> bool:
         return self.snapshot.link is Link.STARTING
@@ -213,6 +220,7 @@ class AgentFeed:
     async def _refresh(self) -> None:
         """Bring the tables up to date, as far as they are due."""
         is_first = self.snapshot.stats is None
+        await self._learn_flags()
         try:
             async with self._asking:
                 if self._is_history_due:
@@ -233,6 +241,14 @@ class AgentFeed:
         except ControlError as error:
             self._is_history_due = True
             self._change(is_urgent=False, problem=str(error))
+
+    async def _learn_flags(self) -> None:
+        """Note with which flags the agent runs, as long as it does: so it can be started again."""
+        agent_pid = self.snapshot.status.agent_pid if self.snapshot.status else 0
+        if agent_pid != self._flags_of_pid:
+            flags = await asyncio.to_thread(launch.running_options, agent_pid)
+            self._flags_of_pid = agent_pid
+            self._change(is_urgent=False, flags=flags or ())
 
     async def _wait_retry(self) -> None:
         self._wake.clear()

@@ -1,7 +1,8 @@
 """Starting the agent in the background, and telling what went wrong if it does not come up.
 
 Runs in: tui and command line. The agent is another program to us (no import): its command line is
-the whole contract, and it outlives whoever started it.
+the whole contract, and it outlives whoever started it. No file of the folder that the user stands
+in is ever run: it is neither on the agent's path (`-P`) nor its current folder.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tui.client import ControlClient
 from tui.wording import clean
-from volunteer.errors import ControlError, NoAgentError
-from volunteer.locations import Locations
+from volunteer.errors import ConfigError, ControlError, NoAgentError
+from volunteer.files import PRIVATE_FILE_MODE
+from volunteer.locations import HOME_VARIABLE, Locations
 from volunteer.messages import Status
 
-AGENT_COMMAND = (sys.executable, "-m", "volunteer.agent")
+AGENT_COMMAND = (sys.executable, "-P", "-m", "volunteer.agent")
+AGENT_FOLDER = "/"
+# Also so that no disk stays busy for it.
 START_DEADLINE_S = 20.0
 _POLL_S = 0.05
 _TAIL_LINES = 12
@@ -54,6 +59,35 @@ class AgentOptions:
         argv += ["--threads", str(self.threads)] if self.threads is not None else []
         return tuple(argv)
 
+    def overrides(self) -> dict[str, object]:
+        """Return the flags that stand in place of a line of the configuration."""
+        return {
+            "device": self.device,
+            "threads": self.threads,
+            "listen": self.listen or None,
+            "bootstrap": self.bootstrap or None,
+        }
+
+
+def verify_wishes(locations: Locations, options: AgentOptions) -> None:
+    """Check what the agent would refuse, while it can still be said without its log.
+
+    Raises:
+        ConfigError: the file or a flag is not valid, or a folder cannot be used.
+    """
+    from volunteer.config import load_config
+
+    locations.prepare()
+    load_config(locations.config_file, options.overrides())
+
+
+def _agent_environment() -> dict[str, str]:
+    """Return our environment, with a folder in it that is the same from any current folder."""
+    home = os.environ.get(HOME_VARIABLE)
+    if not home:
+        return dict(os.environ)
+    return {**os.environ, HOME_VARIABLE: str(Locations.from_environment(os.environ).data_dir)}
+
 
 def find_agent(locations: Locations) -> Status | None:
     """Return the status of the agent that runs, or None if none does.
@@ -80,9 +114,24 @@ def running_options(agent_pid: int) -> tuple[str, ...] | None:
     return tuple(command[command.index(module) + 1 :]) if module in command else None
 
 
+def verify_same_options(running: Status, options: AgentOptions) -> None:
+    """Check that the running agent is what was asked for.
+
+    Raises:
+        ControlError: it was started with other flags, or the system does not tell with which.
+    """
+    wanted = options.to_argv()
+    if not wanted or running_options(running.agent_pid) == wanted:
+        return
+    raise ControlError(
+        f"an agent runs already (process {running.agent_pid}), and not with these flags",
+        hint=f"`allmende stop` first; or set {HOME_VARIABLE} to another folder for a second one",
+    )
+
+
 def start_agent(
     locations: Locations,
-    options: AgentOptions,
+    argv: Sequence[str],
     *,
     deadline_s: float = START_DEADLINE_S,
     cancelled: threading.Event | None = None,
@@ -91,25 +140,27 @@ def start_agent(
 
     Args:
         locations: where its socket and its log are.
-        options: its flags.
+        argv: its flags (`AgentOptions.to_argv`).
         deadline_s: for its first answer.
         cancelled: gives up the waiting, not the agent.
 
     Raises:
         ControlError: it ended or does not answer; the message has the last lines of its log.
+        ConfigError: a folder cannot be used.
     """
-    locations.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    locations.prepare()
     log_file = locations.log_dir / "agent.log"
-    # Not rotated here: another agent may be writing to it. The agent does so once it may.
-    descriptor = os.open(log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = _open_log(log_file)
     try:
         log_start = os.fstat(descriptor).st_size
         process = subprocess.Popen(
-            [*AGENT_COMMAND, *options.to_argv()],
+            [*AGENT_COMMAND, *argv],
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
             start_new_session=True,
+            cwd=AGENT_FOLDER,
+            env=_agent_environment(),
         )
         status = _wait_up(process, locations, deadline_s, cancelled)
         if status is not None:
@@ -125,6 +176,17 @@ def start_agent(
     # Popen warns when it is forgotten while the process runs; outliving us is the point.
     process.returncode = process.returncode or 0
     raise ControlError(message, hint=f"see {log_file}")
+
+
+def _open_log(log_file: Path) -> int:
+    """Open the log for appending; another agent may be writing to it, so it is not rotated here."""
+    try:
+        return os.open(log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE_MODE)
+    except OSError as error:
+        raise ConfigError(
+            f"{log_file} cannot be written: {error.strerror}",
+            hint=f"make it writable, or set {HOME_VARIABLE} to a folder of your own",
+        ) from error
 
 
 def _wait_up(
@@ -173,9 +235,10 @@ def _last_words(descriptor: int, log_start: int, log_file: Path) -> list[str]:
     return [clean(line) for line in lines[-_TAIL_LINES:] if line.strip()]
 
 
-def exec_agent(options: AgentOptions) -> int:
+def exec_agent(argv: Sequence[str]) -> int:
     """Become the agent (`--foreground`); returns its exit status only where exec cannot be had."""
-    command = [*AGENT_COMMAND, *options.to_argv()]
+    command, environment = [*AGENT_COMMAND, *argv], _agent_environment()
+    os.chdir(AGENT_FOLDER)
     if os.name == "posix":
-        os.execv(command[0], command)  # noqa: S606 - replaces this process, without a shell
-    return subprocess.call(command)
+        os.execve(command[0], command, environment)  # noqa: S606 - replaces this process, no shell
+    return subprocess.call(command, env=environment)

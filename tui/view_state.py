@@ -7,6 +7,7 @@ agent has not said: before the first status there is `connecting`, and None is "
 from __future__ import annotations
 
 import enum
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -58,6 +59,8 @@ class Snapshot:
     stats: Stats | None = None
     peers: tuple[PeerStatus, ...] | None = None
     history: tuple[RoundPoint, ...] | None = None
+    flags: tuple[str, ...] = ()
+    """What the agent was started with, and is started with again."""
     problem: str = ""
     """Why the tables could not be brought up to date; empty if they could."""
 
@@ -100,6 +103,16 @@ _STATES = {
 }
 
 
+_GOES_ON = "It goes on when"
+_ENDS = {
+    "paused": "It resumes when",
+    "waiting": "It resumes when",
+    "starting": "It contributes when",
+    "catching_up": "It contributes when",
+}
+"""How `resumes_when` becomes a sentence."""
+
+
 def headline(snapshot: Snapshot) -> Headline:
     """Return what the first line says: a broken link comes before the last known state."""
     if snapshot.link is Link.STARTING:
@@ -110,7 +123,9 @@ def headline(snapshot: Snapshot) -> Headline:
         return Headline("!", "Not understood", clean(snapshot.note), clean(snapshot.hint), "bad")
     if snapshot.link is Link.GONE:
         reason = clean(snapshot.note) or "No agent is running: this machine does not contribute."
-        return Headline("■", "Not running", reason, "Press s to start it.", "bad")
+        flags = clean(shlex.join(snapshot.flags))
+        how = f"Press s to start it as it ran: {flags}" if flags else "Press s to start it."
+        return Headline("■", "Not running", reason, how, "bad")
     if snapshot.status is None:
         return Headline("◔", "Connecting", "Waiting for the agent's first answer.", "", "busy")
     return state_headline(snapshot.status)
@@ -120,7 +135,8 @@ def state_headline(status: Status) -> Headline:
     """Return the agent's state in words; with an alarm no state looks good."""
     mark, title, level = _STATES.get(status.state, ("?", clean(status.state, limit=24), "busy"))
     reason = _sentence(status.reason)
-    ends = _sentence(f"Until {status.resumes_when}") if status.resumes_when else ""
+    ends = _sentence(f"{_ENDS.get(status.state, _GOES_ON)} {status.resumes_when}")
+    ends = ends if status.resumes_when else ""
     if status.alarm:
         return Headline("!", title, f"{reason} Alarm: {_sentence(status.alarm)}", ends, "bad")
     return Headline(mark, title, reason, ends, level)
@@ -175,7 +191,10 @@ def round_progress(status: Status) -> RoundProgress:
 
 def pause_cost(status: Status | None) -> tuple[str, ...]:
     """Say what a pause costs, before it is made."""
-    lines = ["Your steps are saved: a pause loses nothing that was trained."]
+    lines = [
+        "Steps are saved first: a pause loses nothing, or, if the trainer has to be killed, at most"
+        " those since its last checkpoint."
+    ]
     if status is None:
         return tuple(lines)
     if status.tokens_since_contribution:

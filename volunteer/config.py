@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from p2p.addresses import parse_address, parse_peer_address
+from p2p.errors import AddressError
 from volunteer.errors import ConfigError
 
 MAX_CONFIG_BYTES = 64 * 1024
@@ -85,11 +87,10 @@ def load_config(file: Path, overrides: Mapping[str, object]) -> Config:
         for key, problem in _find_problems(in_file).items()
         if key not in flags or key not in _RULES
     ]
-    problems += [
-        f"--{key.replace('_', '-')}: {problem}" for key, problem in _find_problems(flags).items()
-    ]
-    if problems:
-        raise ConfigError("\n".join(problems), hint="a line left out means the default")
+    bad_flags = list(_find_problems(flags, name_of=_flag_name).values())
+    if problems or bad_flags:
+        hint = "a line left out means the default" if problems else "see `allmende start --help`"
+        raise ConfigError("\n".join([*problems, *bad_flags]), hint=hint)
     return Config(**{key: _frozen(value) for key, value in {**in_file, **flags}.items()})
 
 
@@ -113,24 +114,34 @@ def _line_of(key: str, text: str) -> int:
     return next((n for n, line in enumerate(lines, start=1) if setting.match(line)), 1)
 
 
-def _find_problems(values: Mapping[str, object]) -> dict[str, str]:
+def _key_name(key: str) -> str:
+    return f"`{key}`"
+
+
+def _flag_name(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
+def _find_problems(
+    values: Mapping[str, object], *, name_of: Callable[[str], str] = _key_name
+) -> dict[str, str]:
     """Return a sentence for each key of `values` that is unknown or has a bad value."""
     problems = {}
     for key, value in values.items():
         if key not in _RULES:
             near = difflib.get_close_matches(key, _RULES, n=1)
-            guess = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(_RULES)}"
-            problems[key] = f"unknown key `{key}`; {guess}"
+            guess = f"did you mean {name_of(near[0])}?" if near else f"known: {', '.join(_RULES)}"
+            problems[key] = f"unknown key {name_of(key)}; {guess}"
         elif problem := _RULES[key](value):
-            problems[key] = f"`{key}` {problem}, not {_shown(value)}"
+            problems[key] = f"{name_of(key)} {problem}"
     return problems
 
 
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    text = repr(list(value)) if isinstance(value, tuple) else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _frozen(value: object) -> Any:  # noqa: ANN401 - checked by the rules before
@@ -141,10 +152,9 @@ def _device_problem(value: object) -> str:
     names = ("auto", "cpu", "cuda", "mps", "xpu")
     if isinstance(value, str) and re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?", value):
         return ""
-    near = difflib.get_close_matches(str(value), names, n=1)
-    return "must be auto, cpu, cuda, cuda:N, mps, xpu or xpu:N" + (
-        f" (did you mean `{near[0]}`?)" if near else ""
-    )
+    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.7)
+    guess = f" (did you mean `{near[0]}`?)" if near else ""
+    return f"must be auto, cpu, cuda, cuda:N, mps, xpu or xpu:N{guess}, not {_shown(value)}"
 
 
 def _number_rule(least: float, most: float, *, is_whole: bool) -> Callable[[object], str]:
@@ -153,32 +163,34 @@ def _number_rule(least: float, most: float, *, is_whole: bool) -> Callable[[obje
 
     def problem(value: object) -> str:
         if isinstance(value, bool) or not isinstance(value, allowed):
-            return f"must be {kind}"
+            return f"must be {kind}, not {_shown(value)}"
         assert isinstance(value, int | float)
         if not math.isfinite(value) or not least <= value <= most:
-            return f"must be {least:,} to {most:,}".replace(",", "_")
+            bounds = f"{least:,} to {most:,}".replace(",", "_")
+            return f"must be {bounds}, not {_shown(value)}"
         return ""
 
     return problem
 
 
 def _bool_problem(value: object) -> str:
-    return "" if isinstance(value, bool) else "must be true or false"
+    return "" if isinstance(value, bool) else f"must be true or false, not {_shown(value)}"
 
 
-def _multiaddrs_rule(*, needs_peer_id: bool) -> Callable[[object], str]:
-    """Only the outline: p2p knows the rest, but has no line numbers."""
-    pattern = r"/(ip4|ip6|dns|dns4|dns6|dnsaddr)/[^/\s]+(/[^/\s]+)*"
-    example = "/ip4/192.0.2.1/tcp/4001"
-    if needs_peer_id:
-        pattern += r"/p2p/[A-Za-z0-9]+"
-        example += "/p2p/12D3KooW..."
+def _addresses_rule(parse: Callable[[str], object], example: str) -> Callable[[object], str]:
+    """Return the rule for a list whose entries `parse` accepts, or raises AddressError."""
 
     def problem(value: object) -> str:
-        is_fine = isinstance(value, list | tuple) and all(
-            isinstance(addr, str) and re.fullmatch(pattern, addr) for addr in value
-        )
-        return "" if is_fine else f'must be a list of multiaddrs like ["{example}"]'
+        if not isinstance(value, list | tuple):
+            return f'must be a list of addresses like ["{example}"], not {_shown(value)}'
+        for addr in value:
+            if not isinstance(addr, str):
+                return f"must be addresses like {example}, not {_shown(addr)}"
+            try:
+                parse(addr)
+            except AddressError as error:
+                return f"must be addresses like {example}; {error}"
+        return ""
 
     return problem
 
@@ -187,8 +199,8 @@ _RULES: dict[str, Callable[[object], str]] = {
     "device": _device_problem,
     "threads": _number_rule(0, 1024, is_whole=True),
     "checkpoint_every_s": _number_rule(1, 3600, is_whole=False),
-    "listen": _multiaddrs_rule(needs_peer_id=False),
-    "bootstrap": _multiaddrs_rule(needs_peer_id=True),
+    "listen": _addresses_rule(parse_address, "/ip4/0.0.0.0/tcp/4001"),
+    "bootstrap": _addresses_rule(parse_peer_address, "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW..."),
     "disk_min_free_bytes": _number_rule(64 * 1024**2, 2**50, is_whole=True),
     "pause_on_battery": _bool_problem,
 }

@@ -37,6 +37,7 @@ MAX_SOCKET_BYTES = 100
 """sun_path holds 104 bytes on macOS and 108 on Linux, the final zero included."""
 
 _APP = "allmende"
+_HOME_HINT = f"make it writable, or set {HOME_VARIABLE} to a folder of your own"
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
 _MODULE_ID = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
@@ -130,12 +131,14 @@ class Locations:
         """Create the folders that every agent needs, mode 0700.
 
         Raises:
-            ConfigError: the control socket's folder is not the owner's alone.
-            OSError: a folder cannot be made.
+            ConfigError: a folder cannot be made or written to, or the control socket's is not the
+                owner's alone.
         """
-        for folder in (self.runs_dir, self.config_file.parent, self.log_dir):
-            make_private_dir(folder)
-        make_private_dir(self.control_socket.parent)
+        _make_dir(self.config_file.parent)
+        for folder in (self.runs_dir, self.log_dir, self.control_socket.parent, self.data_dir):
+            _make_dir(folder)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise ConfigError(f"{folder} cannot be written to", hint=_HOME_HINT)
         self.verify_control_dir()
 
     def verify_control_dir(self) -> None:
@@ -160,6 +163,13 @@ class Locations:
                 f"{folder} is not a folder that only you can write to",
                 hint=f"`chmod 700` it if it is yours; else set {HOME_VARIABLE} to a short path",
             )
+
+
+def _make_dir(folder: Path) -> None:
+    try:
+        make_private_dir(folder)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}", hint=_HOME_HINT) from error
 
 
 def _checked(name: str, pattern: re.Pattern[str], kind: str) -> str:

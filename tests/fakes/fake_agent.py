@@ -229,7 +229,9 @@ class FakeAgent:
 
     def _act(self, verb: str, args: dict[str, Any]) -> object:
         if verb == "pause":
-            until = "2 hours have passed" if "for_s" in args else "you resume"
+            until = "you say `allmende resume`"
+            if "for_s" in args:
+                until = f"the pause ends, or {until} (2 h 00 min left)"
             self.status = msgspec.structs.replace(
                 self.status,
                 state="paused",
@@ -273,7 +275,7 @@ def run_in_thread(socket_file: Path, script: Callable[[FakeAgent], None]) -> Ite
 
 async def _main() -> None:
     """Run as a process: a stand-in for `python -m volunteer.agent`."""
-    if "--device" in sys.argv and sys.argv[sys.argv.index("--device") + 1] == "broken":
+    if "--device" in sys.argv and sys.argv[sys.argv.index("--device") + 1] == "xpu:99":
         sys.stderr.write("error: no device of that name\n")
         sys.exit(1)
     home = Locations.from_environment(os.environ)

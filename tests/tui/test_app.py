@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from textual import events
+from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import ContentSwitcher
 
@@ -17,6 +18,7 @@ from tui.app import AllmendeApp
 from tui.screens.dialogs import HelpDialog, PauseDialog, StopDialog
 from tui.view_state import Link
 from tui.wording import NOT_YET
+from volunteer.errors import ControlError
 from volunteer.locations import Locations
 from volunteer.messages import CONTROL_VERSION, ControlFault, Status
 
@@ -66,9 +68,11 @@ async def test_a_new_status_is_shown_without_being_asked_for(
     app = make_app(locations)
     async with app.run_test() as pilot:
         await wait_text(pilot, app, "#headline", "Contributing")
-        await agent.push(state="waiting", reason="The battery is used.", resumes_when="mains power")
+        await agent.push(
+            state="waiting", reason="The battery is used.", resumes_when="it is on mains power"
+        )
         await wait_text(pilot, app, "#headline", "○ Waiting\nThe battery is used.")
-        assert "Until mains power." in text_of(app, "#headline")
+        assert "It resumes when it is on mains power." in text_of(app, "#headline")
 
 
 async def test_many_statuses_a_second_are_drawn_once(
@@ -142,6 +146,36 @@ async def test_p_twice_pauses_and_once_more_resumes(agent: FakeAgent, locations:
         assert verbs(agent).count("resume") == 1
 
 
+async def test_a_pause_waits_for_no_answer(agent: FakeAgent, locations: Locations) -> None:
+    agent.silent_verbs |= {"watch", "history", "peers", "stats"}
+    app = make_app(locations)
+    async with app.run_test() as pilot:
+        await wait_until(pilot, lambda: "watch" in verbs(agent))
+        await pilot.press("p")
+        await wait_until(pilot, shows(app, PauseDialog))
+        await pilot.press("escape")
+        agent.silent_verbs.remove("watch")
+        await agent.close()
+        async with FakeAgent(locations.control_socket) as second:
+            second.silent_verbs |= {"history", "peers", "stats"}
+            await wait_text(pilot, app, "#headline", "Contributing")
+            await wait_until(pilot, lambda: "history" in verbs(second))
+            await pilot.press("p", "p")
+            await wait_text(pilot, app, "#headline", "‖ Paused")
+            assert verbs(second)[-2:] == ["pause", "status"]
+
+
+async def test_how_long_a_pause_lasts_is_live(agent: FakeAgent, locations: Locations) -> None:
+    app = make_app(locations)
+    async with app.run_test() as pilot:
+        await wait_text(pilot, app, "#headline", "Contributing")
+        app._draw_every_s = 0.0
+        for left in ("58 min", "57 min", "12 s"):
+            until = f"the pause ends, or you say `allmende resume` ({left} left)"
+            await agent.push(state="paused", reason="paused by you", resumes_when=until)
+            await wait_text(pilot, app, "#headline", f"It resumes when {until}.")
+
+
 async def test_a_refused_pause_is_said(agent: FakeAgent, locations: Locations) -> None:
     agent.faults["pause"] = ControlFault(message="not in this state", hint="wait a moment")
     app = make_app(locations)
@@ -153,7 +187,7 @@ async def test_a_refused_pause_is_said(agent: FakeAgent, locations: Locations) -
         assert text_of(app, "#headline").startswith("● Contributing")
 
 
-@pytest.mark.parametrize("key", ["q", "ctrl+q"])
+@pytest.mark.parametrize("key", ["q", "ctrl+q", "ctrl+c"])
 async def test_closing_the_view_stops_nothing_and_says_so(
     agent: FakeAgent, locations: Locations, key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -394,6 +428,43 @@ async def test_it_starts_an_agent_where_none_runs(
             await wait_text(pilot, app, "#headline", "● Contributing")
 
 
+async def test_it_is_started_again_as_it_ran(
+    agent: FakeAgent, locations: Locations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, ...]] = []
+
+    def start(locations: Locations, argv: tuple[str, ...], **_: object) -> Status:
+        started.append(argv)
+        raise ControlError("it ended at once")
+
+    flags = {4242: ("--ignore-idle", "--device", "cpu"), 4243: ()}
+    monkeypatch.setattr(launch, "running_options", lambda pid: flags[pid])
+    monkeypatch.setattr(launch, "start_agent", start)
+    app = make_app(locations)
+    async with app.run_test() as pilot:
+        await wait_until(pilot, lambda: app._feed.snapshot.flags == flags[4242])
+        await agent.close()
+        await wait_text(pilot, app, "#headline", "start it as it ran: --ignore-idle --device cpu")
+        await pilot.press("s")
+        await wait_text(pilot, app, "#headline", "it ended at once")
+        async with FakeAgent(locations.control_socket) as second:
+            second.status = make_status(agent_pid=4243)
+            await wait_until(pilot, lambda: not app._feed.snapshot.flags)
+        await wait_text(pilot, app, "#headline", "Press s to start it.")
+        await pilot.press("s")
+        await wait_until(pilot, lambda: len(started) == 2)
+    assert started == [flags[4242], ()]
+
+
+async def test_a_start_that_the_config_forbids_is_not_tried(locations: Locations) -> None:
+    locations.prepare()
+    locations.config_file.write_text("threads = -1\n")
+    app = make_app(locations, start_if_none=True)
+    async with app.run_test() as pilot:
+        await wait_text(pilot, app, "#headline", "line 1: `threads` must be 0 to 1_024, not -1")
+    assert not list(locations.log_dir.iterdir())
+
+
 async def test_a_failed_start_says_why_until_the_next_one(
     locations: Locations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +496,45 @@ async def test_an_agent_that_runs_is_not_started_again(
     async with app.run_test() as pilot:
         await wait_text(pilot, app, "#headline", "● Contributing")
         assert verbs(agent)[0] == "status"
+
+
+async def test_the_palette_offers_what_can_be_done(agent: FakeAgent, locations: Locations) -> None:
+    def titles() -> list[str]:
+        return [command.title for command in app.get_system_commands(app.screen)]
+
+    app = make_app(locations)
+    async with app.run_test() as pilot:
+        await wait_text(pilot, app, "#headline", "Contributing")
+        assert titles() == ["Pause", "Stop the agent", "Close the view", "Help", "Theme"]
+        await agent.push(state="paused")
+        await wait_until(pilot, lambda: "Resume" in titles())
+        assert titles() == ["Resume", "Stop the agent", "Close the view", "Help", "Theme"]
+        for command in app.get_system_commands(app.screen):
+            if command.title == "Resume":
+                command.callback()
+        await wait_text(pilot, app, "#headline", "● Contributing")
+        await agent.close()
+        await wait_until(pilot, lambda: "Start the agent" in titles())
+        assert titles() == ["Start the agent", "Close the view", "Help", "Theme"]
+        await pilot.press("ctrl+p")
+        await wait_until(pilot, shows(app, CommandPalette))
+
+
+@pytest.mark.parametrize("state", ["contributing", "paused"])
+async def test_the_narrow_footer_is_whole(
+    agent: FakeAgent, locations: Locations, state: str
+) -> None:
+    agent.status = make_status(state=state)
+    app = make_app(locations)
+    async with app.run_test(size=(40, 10)) as pilot:
+        await wait_text(pilot, app, "#headline", state.capitalize())
+        verb = "Resume" if state == "paused" else "Pause"
+        await wait_until(pilot, lambda: verb in _last_line(app))
+        assert _last_line(app) == f"p {verb} q Close view Q Stop ? Help"
+
+
+def _last_line(app: AllmendeApp) -> str:
+    return app.screen._compositor.render_strips()[-1].text.strip()
 
 
 async def test_what_is_not_measured_is_not_yet(agent: FakeAgent, locations: Locations) -> None:

@@ -43,7 +43,12 @@ main()
 
 
 def run(
-    home: Path, *args: str, code: str | None = None, env: dict[str, str] | None = None
+    home: Path,
+    *args: str,
+    code: str | None = None,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    umask: int = -1,
 ) -> subprocess.CompletedProcess[str]:
     how = ["-m", "tui.cli"] if code is None else ["-c", code]
     return subprocess.run(
@@ -52,6 +57,8 @@ def run(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        cwd=cwd,
+        umask=umask,
         timeout=60,
         check=False,
     )
@@ -92,11 +99,14 @@ def test_without_an_agent_the_exit_status_is_3(home: Path, verb: str) -> None:
         "pause --for",
         "start --round-s 0",
         "start --round-s nan",
+        "start --round-s 86401",
         "start --threads -1",
         "start --nonsense",
         "stats --csv",
         "demo --volunteers 0",
-        "demo --minutes -1",
+        "demo --minutes 0.9",
+        "demo --minutes nan",
+        "demo --minutes 1441",
         "demo --verify a --keep b",
         "status extra",
         "logs -n -1",
@@ -222,10 +232,79 @@ def test_start_runs_the_agent_detached_and_says_how_to_stop_it(started_home: Pat
     agent.wait(timeout=10)
 
 
+PEER = "/p2p/12D3KooWKRyzVWW6ChFjQjK4miCty85Niy48tpPV95XdKu1BcvMA"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--bootstrap", "/ip4/192.0.2.1/tcp/4001"], "--bootstrap must be addresses like"),
+        (["--bootstrap", f"192.0.2.1:4001{PEER}"], "--bootstrap must be addresses like"),
+        (["--listen", "/ip4/192.0.2.1/udp/1"], "--listen must be addresses like"),
+        (["--device", "gpu"], "--device must be auto, cpu,"),
+        (["--threads", "9999"], "--threads must be 0 to 1_024, not 9999"),
+        (["--device", "gpu", "--foreground"], "--device must be auto, cpu,"),
+    ],
+)
+def test_what_the_agent_would_refuse_is_refused_before(
+    home: Path, flags: list[str], message: str
+) -> None:
+    result = run(home, "start", *flags)
+    assert (result.returncode, result.stdout) == (2, "")
+    first, hint = result.stderr.splitlines()
+    assert first.startswith(f"allmende: {message}")
+    assert hint == "  hint: see `allmende start --help`"
+    assert not list((home / "logs").iterdir())
+
+
+def test_a_bad_line_of_the_config_is_told_and_a_flag_stands_in_for_it(started_home: Path) -> None:
+    (started_home / "config.toml").write_text("threads = -1\n")
+    result = run(started_home, "start", code=FAKE_START)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(
+        f"allmende: {started_home}/config.toml, line 1: `threads` must be 0 to 1_024, not -1\n"
+    )
+    assert run(started_home, "start", "--threads", "1", code=FAKE_START).returncode == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--foreground"]])
+def test_a_home_that_cannot_be_used_is_one_line(home: Path, flags: list[str]) -> None:
+    (home / "file").touch()
+    result = run(home / "file" / "home", "start", *flags)
+    assert (result.returncode, result.stdout) == (2, "")
+    first, hint = result.stderr.splitlines()
+    assert first.startswith(f"allmende: {home}/file/home")
+    assert "cannot be made: a file is in the way" in first
+    assert "ALLMENDE_HOME" in hint
+
+
+def test_all_that_a_start_makes_is_the_owners_alone(started_home: Path) -> None:
+    home = started_home / "new" / "home"
+    result = run(home, "start", code=FAKE_START, umask=0)
+    try:
+        assert result.returncode == 0, result.stderr
+        modes = {path: path.stat().st_mode & 0o077 for path in (home.parent, home, home / "logs")}
+        assert set(modes.values()) == {0}
+        assert (home / "logs" / "agent.log").stat().st_mode & 0o777 == 0o600
+    finally:
+        run(home, "stop")
+
+
+def test_a_relative_home_is_the_same_for_the_agent(home: Path) -> None:
+    result = run(Path("here"), "start", code=FAKE_START, cwd=home)
+    try:
+        assert result.returncode == 0, result.stderr
+        assert (home / "here" / "run" / "control.sock").exists()
+        status = msgspec.json.decode(run(home / "here", "status", "--json").stdout, type=Status)
+        assert psutil.Process(status.agent_pid).cwd() == "/"
+    finally:
+        run(home / "here", "stop")
+
+
 def test_a_failing_start_shows_the_end_of_the_log(home: Path) -> None:
     (home / "logs").mkdir()
     (home / "logs" / "agent.log").write_text("an older line\n")
-    result = run(home, "start", "--device", "broken", code=FAKE_START)
+    result = run(home, "start", "--device", "xpu:99", code=FAKE_START)
     assert result.returncode == 1
     assert "ended at once, with exit status 1; its last words:" in result.stderr
     assert "error: no device of that name" in result.stderr
@@ -304,9 +383,9 @@ def test_the_logs_that_can_be_named_are_those_that_there_are() -> None:
 
 
 def test_foreground_becomes_the_agent(home: Path) -> None:
-    result = run(home, "start", "--foreground", "--device", "broken", code=FAKE_START)
+    result = run(home, "start", "--foreground", "--device", "xpu:99", code=FAKE_START)
     assert (result.returncode, result.stderr) == (1, "error: no device of that name\n")
-    assert not (home / "logs").exists()
+    assert not (home / "logs" / "agent.log").exists()
 
 
 FAKE_DEMO = """
@@ -319,9 +398,9 @@ main()
 
 
 def test_demo_passes_output_and_exit_status_through(home: Path) -> None:
-    result = run(home, "demo", "--minutes", "0.5", "--keep", str(home / "d"), "--json",
+    result = run(home, "demo", "--minutes", "1.5", "--keep", str(home / "d"), "--json",
                  code=FAKE_DEMO)  # fmt: skip
-    args = ["--volunteers", "3", "--minutes", "0.5", "--dir", str(home / "d"), "--json"]
+    args = ["--volunteers", "3", "--minutes", "1.5", "--dir", str(home / "d"), "--json"]
     assert (result.returncode, result.stdout) == (4, f"{args}\n")
     result = run(home, "demo", "--verify", str(home / "d"), code=FAKE_DEMO)
     assert (result.returncode, result.stdout) == (4, f"{['--verify', str(home / 'd')]}\n")
@@ -343,6 +422,7 @@ def test_demo_does_not_write_into_a_folder_in_use(home: Path) -> None:
 def test_version(home: Path) -> None:
     assert run(home, "version").stdout.startswith("allmende ")
     assert set(msgspec.json.decode(run(home, "version", "--json").stdout)) == {"version"}
+    assert run(home, "--version").stdout == run(home, "version").stdout
 
 
 def test_help_lists_exactly_the_verbs_that_work(home: Path) -> None:
@@ -353,6 +433,8 @@ def test_help_lists_exactly_the_verbs_that_work(home: Path) -> None:
         if line[:2] == "  " and line[2] != " "
     }
     listed.discard("Exit")
+    words = " ".join(text.split())
+    assert "Without a command it opens the dashboard, and starts contributing" in words
     assert listed == {
         "start", "stop", "pause", "resume", "status", "stats", "peers", "logs", "sample", "demo",
         "version",

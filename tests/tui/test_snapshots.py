@@ -26,7 +26,7 @@ from volunteer.messages import Status
 pytestmark = pytest.mark.slow
 
 SCREENSHOT = Path(__file__).parents[2] / "docs" / "screenshot.svg"
-SIZES = [(40, 12), (80, 24), (120, 40)]
+SIZES = [(40, 10), (80, 24), (120, 40)]
 THEMES = ["textual-dark", "textual-light"]
 
 SnapCompare = Callable[..., bool]
@@ -47,7 +47,7 @@ def paused(agent: FakeAgent) -> None:
     agent.status = make_status(
         state="paused",
         reason="You paused it.",
-        resumes_when="you resume, or at 16:03",
+        resumes_when="the pause ends, or you say `allmende resume` (1 h 58 min left)",
         trainer_pid=None,
         tokens_per_s=0.0,
     )
@@ -146,7 +146,7 @@ def test_stats(photographer: Photographer, theme: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "size"),
-    [("p", (80, 24)), ("p", (40, 12)), ("Q", (80, 24)), ("question_mark", (80, 24))],
+    [("p", (80, 24)), ("p", (40, 10)), ("Q", (80, 24)), ("question_mark", (80, 24))],
 )
 def test_dialogs(photographer: Photographer, key: str, size: tuple[int, int]) -> None:
     assert photographer.compare(healthy, press=(key,), size=size)

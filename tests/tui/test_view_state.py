@@ -23,24 +23,24 @@ def test_before_the_first_status_the_headline_is_connecting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "title", "level"),
+    ("state", "title", "level", "ends"),
     [
-        ("contributing", "Contributing", "good"),
-        ("paused", "Paused", "rest"),
-        ("waiting", "Waiting", "rest"),
-        ("starting", "Starting", "busy"),
-        ("catching_up", "Catching up", "busy"),
-        ("stopped", "Stopped", "rest"),
-        ("levitating", "levitating", "busy"),
+        ("contributing", "Contributing", "good", "It goes on when"),
+        ("paused", "Paused", "rest", "It resumes when"),
+        ("waiting", "Waiting", "rest", "It resumes when"),
+        ("starting", "Starting", "busy", "It contributes when"),
+        ("catching_up", "Catching up", "busy", "It contributes when"),
+        ("stopped", "Stopped", "rest", "It goes on when"),
+        ("levitating", "levitating", "busy", "It goes on when"),
     ],
 )
-def test_each_state_has_its_words(state: str, title: str, level: str) -> None:
-    status = make_status(state=state, reason="Because.", resumes_when="noon")
+def test_each_state_has_its_words(state: str, title: str, level: str, ends: str) -> None:
+    status = make_status(state=state, reason="Because.", resumes_when="noon strikes")
     head = view_state.headline(Snapshot(link=Link.LIVE, status=status))
     assert (head.title, head.reason, head.ends, head.level) == (
         title,
         "Because.",
-        "Until noon.",
+        f"{ends} noon strikes.",
         level,
     )
 
@@ -65,6 +65,11 @@ def test_no_agent_says_so_and_how_to_start_it() -> None:
     head = view_state.headline(Snapshot(link=Link.GONE))
     assert "does not contribute" in head.reason
     assert head.ends == "Press s to start it."
+    flags = ("--listen", "/ip4/0.0.0.0/tcp/4001", "--device", "a b\x1b")
+    head = view_state.headline(Snapshot(link=Link.GONE, flags=flags))
+    assert head.ends == (
+        "Press s to start it as it ran: --listen /ip4/0.0.0.0/tcp/4001 --device 'a b '"
+    )
 
 
 def test_with_an_alarm_no_state_looks_good() -> None:
@@ -84,7 +89,7 @@ def test_a_state_without_a_reason_is_still_a_sentence() -> None:
 
 def test_the_sentence_has_state_reason_and_end() -> None:
     status = make_status(state="paused", reason="You paused it.", resumes_when="you resume")
-    assert view_state.state_sentence(status) == "Paused: You paused it. Until you resume."
+    assert view_state.state_sentence(status) == "Paused: You paused it. It resumes when you resume."
     assert view_state.state_sentence(make_status()) == "Contributing: Nobody uses this machine."
 
 
@@ -136,7 +141,8 @@ def test_round_progress(
 def test_a_pause_says_that_steps_are_kept_and_the_round_may_be_missed() -> None:
     lines = view_state.pause_cost(make_status())
     assert lines == (
-        "Your steps are saved: a pause loses nothing that was trained.",
+        "Steps are saved first: a pause loses nothing, or, if the trainer has to be killed, at most"
+        " those since its last checkpoint.",
         "527k tokens not sent yet are kept, and sent after you resume.",
         "Round 12 may be missed: it ends in about 5 min 50 s.",
     )

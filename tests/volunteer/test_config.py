@@ -14,6 +14,8 @@ from volunteer import config as config_source
 from volunteer.config import MAX_CONFIG_BYTES, Config, load_config
 from volunteer.errors import ConfigError
 
+PEER = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKRyzVWW6ChFjQjK4miCty85Niy48tpPV95XdKu1BcvMA"
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -35,13 +37,13 @@ def test_without_a_file_and_flags_all_is_default(file: Path) -> None:
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(file: Path) -> None:
     file.write_text('device = "cpu"\nthreads = 3\nlisten = []\ncheckpoint_every_s = 30\n')
-    config = load_config(file, {"threads": 1, "bootstrap": ("/ip4/127.0.0.1/tcp/1/p2p/12D3Koo",)})
+    config = load_config(file, {"threads": 1, "bootstrap": (PEER,)})
     assert config == Config(
         device="cpu",
         threads=1,
         listen=(),
         checkpoint_every_s=30,
-        bootstrap=("/ip4/127.0.0.1/tcp/1/p2p/12D3Koo",),
+        bootstrap=(PEER,),
     )
     assert hash(config)
 
@@ -64,12 +66,12 @@ def test_all_problems_are_told_with_line_and_fix(file: Path) -> None:
         ("line 2", "did you mean `threads`?"),
         ("line 3", "did you mean `cuda`?"),
         ("line 4", "`checkpoint_every_s` must be 1 to 3_600, not 0.5"),
-        ("line 5", "`listen` must be a list of multiaddrs"),
-        ("line 6", "/p2p/12D3KooW"),
+        ("line 5", "`listen` must be addresses like /ip4/0.0.0.0/tcp/4001; '0.0.0.0:4001' is no"),
+        ("line 6", "'/ip4/192.0.2.1/tcp/4001' does not say whose address it is"),
         ("line 7", "`disk_min_free_bytes` must be a whole number, not '20 GB'"),
         ("line 8", "`pause_on_battery` must be true or false, not 1"),
         ("line 9", "unknown key `zzz`; known: device, threads"),
-        ("--threads", "must be 0 to 1_024, not -1"),
+        ("--threads must be", "0 to 1_024, not -1"),
     ]
     assert len(problems) == len(expected)
     for problem, (place, fix) in zip(problems, expected, strict=True):
@@ -83,8 +85,20 @@ def test_a_flag_in_place_of_a_bad_line_counts(file: Path) -> None:
     assert load_config(file, {"threads": 2}).threads == 2
 
 
+def test_flags_are_named_as_flags(file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, {"bootstrap": ("/ip4/192.0.2.1/tcp/4001",), "device": "gpu"})
+    assert str(caught.value).splitlines() == [
+        "--bootstrap must be addresses like /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW...;"
+        " '/ip4/192.0.2.1/tcp/4001' does not say whose address it is:"
+        " the /p2p/<peer id> part is missing",
+        "--device must be auto, cpu, cuda, cuda:N, mps, xpu or xpu:N, not 'gpu'",
+    ]
+    assert caught.value.hint == "see `allmende start --help`"
+
+
 def test_an_unknown_flag_is_told(file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--pause-on-batery: .* `pause_on_battery`"):
+    with pytest.raises(ConfigError, match=r"--pause-on-batery; did you mean --pause-on-battery"):
         load_config(file, {"pause_on_batery": True})
 
 
@@ -105,7 +119,12 @@ def test_an_unknown_flag_is_told(file: Path) -> None:
         ("listen", '["/ip4/0.0.0.0/tcp/0 "]'),
         ("listen", '["/dns6"]'),
         ("listen.x", "1"),
+        ("listen", '["/ip4/300.0.0.1/tcp/0"]'),
+        ("listen", '["/ip4/0.0.0.0/tcp/65536"]'),
+        ("listen", '["/ip4/0.0.0.0/udp/4001/quic-v1"]'),
         ("bootstrap", '["/ip4/192.0.2.1/tcp/4001/p2p/"]'),
+        ("bootstrap", '["/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW..."]'),
+        ("bootstrap", f'["{PEER[:-1]}"]'),
         ("disk_min_free_bytes", "1024"),
         ("disk_min_free_bytes", "99999999999999999999"),
         ("pause_on_battery", '"no"'),

@@ -110,6 +110,25 @@ def test_folders_are_for_the_owner_alone(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
 
 
+def test_a_home_that_cannot_be_used_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for home in (tmp_path / "file" / "home", tmp_path / "file", Path("/proc/none")):
+        with pytest.raises(ConfigError, match="cannot be made: ") as caught:
+            at_home(home).prepare()
+        assert "ALLMENDE_HOME" in caught.value.hint
+    locations = at_home(tmp_path / "home")
+    locations.prepare()
+
+    def is_allowed(folder: Path, mode: int) -> bool:
+        return folder.name != "logs"
+
+    monkeypatch.setattr(os, "access", is_allowed)  # tests may run as root, whom no mode stops
+    with pytest.raises(ConfigError, match="logs cannot be written to"):
+        locations.prepare()
+
+
 def test_a_control_folder_open_to_others_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

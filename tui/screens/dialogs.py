@@ -26,9 +26,9 @@ Allmende trains an open model on this machine together with others. The agent do
 background; this is only a view of it.
 
   p           pause or resume
-  q           close the view; contribution goes on
+  q, ctrl+c   close the view; contribution goes on
   Q           stop the agent, then close the view
-  s           start the agent, where none runs
+  s           start the agent, where none runs; again with the same flags
   1 2 3 tab   Dashboard, Peers, Stats
   ctrl+p      all commands, and other colours
   ?           this help; escape closes it
@@ -46,16 +46,18 @@ TEXTUAL_THEME=textual-light or ansi-light changes the colours, NO_COLOR=1 takes 
 class _Dialog(ModalScreen[_T]):
     """A framed text."""
 
-    def __init__(self, title: str, text: str) -> None:
-        """Show `text` below `title`."""
+    def __init__(self, title: str, text: str, *, keys: str) -> None:
+        """Show `text` below `title`, and above `keys`, which no window is too small for."""
         super().__init__()
         self._title_text = title
         self._text = text
+        self._keys = keys
 
     def compose(self) -> ComposeResult:
         """Lay out the widgets."""
         with VerticalScroll(id="dialog") as box:
             box.border_title = self._title_text
+            box.border_subtitle = self._keys
             yield Static(self._text, markup=False)
 
     def action_answer(self, answer: _T) -> None:
@@ -86,7 +88,7 @@ class PauseDialog(_Dialog[float]):
             "  1, 2, 8   pause for so many hours\n"
             "  Escape    do not pause"
         )
-        super().__init__("Pause?", f"{cost}\n\n{keys}")
+        super().__init__("Pause?", f"{cost}\n\n{keys}", keys="p: pause  Esc: go on")
 
 
 class StopDialog(_Dialog[bool]):
@@ -105,6 +107,7 @@ class StopDialog(_Dialog[bool]):
             "What it has trained is saved first, and goes out after the next start.\n\n"
             "  Q, y or Enter   stop it and close the view\n"
             "  Escape          go on",
+            keys="Q: stop  Esc: go on",
         )
 
 
@@ -117,4 +120,4 @@ class HelpDialog(_Dialog[None]):
 
     def __init__(self) -> None:
         """Show the help."""
-        super().__init__("Help", HELP_TEXT)
+        super().__init__("Help", HELP_TEXT, keys="Esc: close")

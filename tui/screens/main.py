@@ -24,6 +24,8 @@ from tui.wording import clean
 
 TABS = ("dashboard", "peers", "stats")
 MIN_WIDTH, MIN_HEIGHT = 40, 8
+FULL_FOOTER_WIDTH = 60
+# Cells: below, the keys stand closer together, so that none is cut off.
 
 
 class MainScreen(Screen[None]):
@@ -79,7 +81,7 @@ class MainScreen(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         """Lay the text out for the new width, once the widgets have theirs."""
-        del event
+        self.query_one(Footer).compact = event.size.width < FULL_FOOTER_WIDTH
         self.call_after_refresh(self._draw)
 
     def action_tab(self, tab: str) -> None:
