@@ -1,6 +1,6 @@
 """The agent's clock: seconds that never go back and count sleep.
 
-Runs in: agent. Durations come from here; wall-clock time is only for people (UX.md, 0.9).
+Runs in: agent. Durations come from here; wall-clock time is only for people.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Runs in: agent. One event at a time; what takes long runs in tasks of its own and comes back as an
 event. Own records are on disk (fsync) before they are sent.
 
-Reading order: `run`, `_step`, `_dispatch`; then `files.py` of this folder for blobs and states.
+Reading order: `run`, `_step`, `_dispatch`; then `module_files.py` for blobs and states.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What members say to each other besides signed records: heartbeats and the sync exchange.
 
 Runs in: agent. Pure. MessagePack; every message is size-checked before it is parsed, and every list
-has a bound. `p2p/PROTOCOL.md` describes these for a second implementation.
+has a bound. WIRE.md beside this describes these for a second implementation.
 """
 
 from __future__ import annotations
