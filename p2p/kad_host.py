@@ -127,9 +127,10 @@ class BufferedStream:
 class ClientStream(BufferedStream):
     """A question to one peer, and its answer."""
 
-    def __init__(self, stream: PeerStream, own: Sequence[Address]) -> None:
+    def __init__(self, stream: PeerStream, own_id: ID, own: Sequence[Address]) -> None:
         super().__init__(ID.from_base58(stream.peer_id))
         self._stream = stream
+        self._own_id = own_id
         self._own = own
         self._is_over = False
 
@@ -158,6 +159,14 @@ class ClientStream(BufferedStream):
         """Give it up."""
         self._is_over = True
         await self._stream.reset()
+
+    async def announce(self, key: bytes) -> None:
+        """Have the peer put us on the list of a key, unless we can be reached nowhere."""
+        if self._own:
+            # libp2p would want an address here; cut_request() puts in those that may be told.
+            me = Message.Peer(id=self._own_id.to_bytes())
+            kind = Message.MessageType.ADD_PROVIDER
+            await self._exchange(Message(type=kind, key=key, providerPeers=[me]))
 
     async def ask_for_providers(self, key: bytes) -> Message:
         """Ask who has announced itself under a key, without libp2p between."""
@@ -261,7 +270,7 @@ class KadHost:
                     del self._avoid_until[next(iter(self._avoid_until))]
         remote = self._host.remote_host(peer_id)
         own = [] if remote is None else addresses_for(remote, self._own_addresses())
-        return ClientStream(stream, own)
+        return ClientStream(stream, self._own_id, own)
 
     async def _connect(self, peer_id: str) -> None:
         if self._host.is_connected(peer_id):

@@ -67,9 +67,11 @@ async def test_the_event_loop_is_not_held_up() -> None:
     namespace = namespace_of_this_test()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
-        async with swarm(namespace=namespace, mdns=True) as one:
-            async with swarm(namespace=namespace, mdns=True) as other:
-                await until(lambda: is_connected(one, other))
+        async with (
+            swarm(namespace=namespace, mdns=True) as one,
+            swarm(namespace=namespace, mdns=True) as other,
+        ):
+            await until(lambda: is_connected(one, other))
         nursery.cancel_scope.cancel()
     assert longest_s < 0.5
 

@@ -74,7 +74,7 @@ SENTENCES = {
     "local service": f"the service type `{mdns.SERVICE}`",
     "local record": f"at most {mdns.MAX_TXT_BYTES:,} bytes of a TXT record",
     "streams": f"beyond {guards.MAX_INBOUND_STREAMS} that are answered",
-    "open streams": f"beyond {guards.MAX_OPEN_STREAMS:,} open streams",
+    "open streams": f"more than {guards.MAX_OPEN_STREAMS:,} open streams",
     "unread": f"{guards.MAX_UNREAD_BYTES >> 20} MiB that wait to be read",
     "ping": f"arrives for {SwarmConfig().ping_timeout_s:g} s MAY be closed",
     "addresses": f"at most {MAX_ADDRS_PER_PEER} of a peer count",
