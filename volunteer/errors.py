@@ -10,8 +10,6 @@ Runs in: every process.
     |   |-- CheckpointCorruptError
     |   `-- CheckpointTooNewError
     |-- TrainerError
-    |   |-- TrainerCrashedError
-    |   |-- TrainerSilentError
     |   `-- OutOfGpuMemoryError
     |-- ContributionRejectedError
     |-- ControlError
@@ -75,18 +73,6 @@ class CheckpointTooNewError(CheckpointError):
 
 class TrainerError(VolunteerError):
     """The trainer cannot go on."""
-
-
-class TrainerCrashedError(TrainerError):
-    """The trainer ended without being asked to."""
-
-    hint = "it is started again; the log says why it ended"
-
-
-class TrainerSilentError(TrainerError):
-    """The trainer has stopped answering."""
-
-    hint = "it is killed and started again from its last checkpoint"
 
 
 class OutOfGpuMemoryError(TrainerError):

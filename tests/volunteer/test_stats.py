@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import shutil
 import sqlite3
@@ -18,7 +17,7 @@ from tests.fakes.clock import FakeClock
 from volunteer.errors import CheckpointTooNewError, StorageFullError
 from volunteer.messages import RoundPoint, Stats
 from volunteer.stats.ledger import Ledger
-from volunteer.stats.records import CSV_COLUMNS, Balance, now_utc
+from volunteer.stats.records import Balance, now_utc
 
 
 @pytest.fixture
@@ -205,22 +204,6 @@ def test_a_loss_that_is_not_a_number_is_none(ledger: Ledger) -> None:
     apply_commit(ledger, "a1", 1)
     ledger.record_evaluation("a1", math.nan)
     assert ledger.history(RUN, MODULE, 1)[0].held_out_loss is None
-
-
-def test_the_csv_has_every_contribution(ledger: Ledger, tmp_path: Path) -> None:
-    contribute(ledger, "a", 5)
-    contribute(ledger, "b", 10, {"a": 5})
-    ledger.mark_contribution("b", "confirmed", "")
-    ledger.mark_contribution("a", "pending", 'left out, "late"')
-    ledger.write_csv(tmp_path / "stats.csv")
-    with (tmp_path / "stats.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert tuple(rows[0]) == CSV_COLUMNS
-    assert [(row["contribution_id"], row["tokens"], row["outcome"]) for row in rows] == [
-        ("a", "5", "confirmed"),
-        ("b", "15", "confirmed"),
-    ]
-    assert rows[0]["reason"] == 'left out, "late"'
 
 
 # --------------------------------------------------------------------------------------- the file

@@ -3,11 +3,13 @@
 Runs in: a process of its own, which starts agents as anyone would: separate folders, libp2p over
 loopback, two of them knowing only the first one's address. Progress goes to stderr, the result to
 stdout. Afterwards everything is checked from the published records and blobs alone (verify.py).
+Told to end (Ctrl+C, SIGTERM, SIGHUP), it ends the agents first, and exits with 130.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import logging
 import os
@@ -15,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +31,7 @@ from volunteer.agent.verify import DemoCheck, verify_demo
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import NoAgentError, VolunteerError
 from volunteer.locations import HOME_VARIABLE, Locations
+from volunteer.logs import open_log
 from volunteer.messages import RoundPoint, Status
 from volunteer.run import RunSpec, format_run_spec, signed_bytes
 
@@ -38,7 +41,11 @@ END_DEADLINE_S = 30.0
 POLL_S = 0.5
 MIN_COMMITS = 3
 MAX_VOLUNTEERS = 16
+MIN_MINUTES = 1.0
+"""In less, too few rounds end to judge anything by."""
 MAX_MINUTES = 24 * 60.0
+INTERRUPTED_EXIT_CODE = 130
+"""As shells give it to what Ctrl+C ended."""
 SPEC_NAME = "demo.toml"
 
 
@@ -81,8 +88,9 @@ class Demo:
             statuses = trio.run(functools.partial(self._train, homes))
             points = trio.run(self._history, homes[0])
         finally:
-            self._end_all()
-        say("checking: replaying every commit from the published records and blobs ...")
+            with holding_interrupts():
+                self._end_all()
+        say("They have ended. Now every round is computed again from what they published ...")
         check = verify_demo(self._folder)
         return _judge(spec, statuses, points, check, self._folder)
 
@@ -102,32 +110,36 @@ class Demo:
 
     def _start_all(self, homes: Sequence[Path]) -> None:
         first = trio.run(_wait_up, homes[0], self._start(homes[0], []))
+        say(f"volunteer 1 of {len(homes)} is up, alone")
         flags = ["--bootstrap", first.listen_addrs[0]]
         started = [(home, self._start(home, flags)) for home in homes[1:]]
-        for home, process in started:
+        for number, (home, process) in enumerate(started, start=2):
             trio.run(_wait_up, home, process)
+            say(f"volunteer {number} of {len(homes)} is up")
 
     def _start(self, home: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
         locations = _locations(home)
         locations.prepare()
-        argv = [sys.executable, "-m", "volunteer.agent", "--ignore-idle", "--device", "cpu"]
+        argv = [sys.executable, "-P", "-m", "volunteer.agent", "--ignore-idle", "--device", "cpu"]
         argv += ["--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0"]
         argv += ["--run-file", str(self._folder / SPEC_NAME), *flags]
-        with (locations.log_dir / "agent.log").open("ab") as log_file:
+        log_file = os.fdopen(open_log(locations.log_dir / "agent.log"), "ab")
+        with log_file, holding_interrupts():
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
+                cwd="/",
                 env={**os.environ, HOME_VARIABLE: str(home)},
                 start_new_session=True,
             )
-        self._processes.append(process)
+            self._processes.append(process)
         return process
 
     async def _train(self, homes: Sequence[Path]) -> list[Status]:
         """Watch for the time given, then until all stand on one state."""
-        say(f"{len(homes)} volunteers train for {self._minutes:g} min in {self._folder}")
+        say(f"training for {self._minutes:g} min; the volunteers' logs are in {self._folder}")
         end_s = time.monotonic() + 60.0 * self._minutes
         said = 0
         while time.monotonic() < end_s:
@@ -177,7 +189,8 @@ def _judge(
     state_hashes = sorted({status.state_hash for status in statuses})
     problems = list(check.problems)
     if rounds_committed < MIN_COMMITS:
-        problems.append(f"only {rounds_committed} rounds were committed, at least 3 expected")
+        count = _count(rounds_committed, "round")
+        problems.append(f"only {count} finished, and at least {MIN_COMMITS} were expected")
     if len(state_hashes) != 1:
         problems.append(f"the volunteers ended on {len(state_hashes)} different states")
     if check.run_id != spec.run_id:
@@ -197,6 +210,23 @@ def say(text: str) -> None:
     """Tell a person how it goes."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def holding_interrupts() -> Iterator[None]:
+    """Let what must be whole be whole: a Ctrl+C in the meantime is raised at the end."""
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _locations(home: Path) -> Locations:
@@ -224,7 +254,15 @@ async def _wait_up(home: Path, process: subprocess.Popen[bytes]) -> Status:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run or verify a demo; exit 0 if all is well, 1 if not."""
+    """Run or verify a demo; exit 0 if all is well, 1 if not, 130 if interrupted."""
+    try:
+        _main(argv)
+    except* KeyboardInterrupt:
+        say("stopped; nothing is left running")
+    sys.exit(INTERRUPTED_EXIT_CODE)
+
+
+def _main(argv: Sequence[str] | None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m volunteer.agent.demo", description=__doc__)
     parser.add_argument("--volunteers", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=2.0)
@@ -241,8 +279,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             parser.error("--dir or --verify is needed")
         if not 1 <= options.volunteers <= MAX_VOLUNTEERS:
             parser.error(f"--volunteers: from 1 to {MAX_VOLUNTEERS}")
-        if not 0 < options.minutes <= MAX_MINUTES:
-            parser.error(f"--minutes: more than 0, at most {MAX_MINUTES:g}")
+        if not MIN_MINUTES <= options.minutes <= MAX_MINUTES:
+            parser.error(f"--minutes: from {MIN_MINUTES:g} to {MAX_MINUTES:g}")
         _make_folder(options.dir)
         result = Demo(options.dir.absolute(), options.volunteers, options.minutes).run()
         _tell(result, result.problems, _sentences(result), as_json=options.json)
@@ -261,9 +299,13 @@ def _make_folder(folder: Path) -> None:
 
 def _sentences(result: DemoResult) -> list[str]:
     losses = [loss for loss in result.held_out_loss if loss is not None]
-    lines = [f"{result.rounds_committed} rounds committed by {len(result.volunteers)} volunteers"]
+    who = _count(len(result.volunteers), "volunteer")
+    lines = [f"{who} finished {_count(result.rounds_committed, 'round')} of training together."]
     if losses:
-        lines.append(f"held-out loss {losses[0]:.3f} -> {losses[-1]:.3f} nats/byte")
+        lines.append(
+            f"How badly the shared model guesses text that it has not seen: {losses[0]:.3f} nats"
+            f" a byte after the first round, {losses[-1]:.3f} after the last (lower is better)."
+        )
     return lines + result.check.sentences()
 
 
@@ -283,5 +325,19 @@ def _tell(
     sys.exit(1 if problems else 0)
 
 
+def _end_as_by_ctrl_c() -> None:
+    """Have the other signals that ask for the end do what Ctrl+C does, the first time."""
+
+    def interrupt(number: int, frame: object) -> None:
+        for wanted in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(wanted, signal.SIG_IGN)
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for wanted in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(wanted, interrupt)
+
+
 if __name__ == "__main__":
+    _end_as_by_ctrl_c()
     main()

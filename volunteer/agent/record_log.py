@@ -94,15 +94,15 @@ class RecordLog:
         Raises:
             CheckpointCorruptError: one is damaged.
         """
-        return self._pages("number", "1", ())
-
-    def own(self) -> Iterator[bytes]:
-        """Yield the envelopes that this member signed, in order; raises like `all`."""
-        return self._pages("number", "is_own", ())
-
-    def since_height(self, height: int) -> Iterator[bytes]:
-        """Yield every envelope of `height` or above, the lowest first; raises like `all`."""
-        return self._pages("round_index", "round_index >= ?", (height,))
+        query = (
+            "SELECT number, record_id, envelope FROM records WHERE number > ?"  # noqa: S608 - a constant
+            f" ORDER BY number LIMIT {_PAGE_ROWS}"
+        )
+        last = -1  # a page at a time, so that a long run fits
+        while rows := self._fetch(query, (last,)):
+            for number, record_id, envelope in rows:
+                yield self._checked(record_id, envelope)
+                last = number
 
     def get(self, record_id: str) -> bytes:
         """Return an envelope.
@@ -139,19 +139,6 @@ class RecordLog:
     def close(self) -> None:
         """Close the file."""
         self._database.close()
-
-    def _pages(self, order: str, condition: str, values: tuple[int, ...]) -> Iterator[bytes]:
-        """Yield envelopes by (order, number), a page at a time, so that a long run fits."""
-        query = (
-            f"SELECT {order}, number, record_id, envelope FROM records"  # noqa: S608 - constants
-            f" WHERE {condition} AND ({order}, number) > (?, ?)"
-            f" ORDER BY {order}, number LIMIT {_PAGE_ROWS}"
-        )
-        last = (-1, -1)
-        while rows := self._fetch(query, (*values, *last)):
-            for first, number, record_id, envelope in rows:
-                yield self._checked(record_id, envelope)
-                last = (first, number)
 
     def _fetch(self, query: str, values: tuple[int | str, ...]) -> list[Any]:
         return self._run(lambda connection: connection.execute(query, values).fetchall())

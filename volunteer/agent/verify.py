@@ -61,10 +61,11 @@ class DemoCheck(msgspec.Struct, frozen=True, kw_only=True):
     def sentences(self) -> list[str]:
         """Return it in words."""
         return [
-            f"{self.num_records} signed records of {len(self.heads)} volunteers read",
-            f"{self.commits_reproduced} of {self.num_commits} commits reproduced bit for bit",
-            f"leaving out one contribution changed the state in {self.drops_noticed} of "
-            f"{self.drops_tried} cases",
+            f"Checked afterwards, from {self.num_records} signed records of the volunteers:",
+            f"  {self.commits_reproduced} of {self.num_commits} commits reproduced bit for bit:"
+            " computing them again gave the same weights.",
+            f"  Leaving out any one contribution gave other weights, in {self.drops_noticed} of"
+            f" {self.drops_tried} cases: so each one counts.",
         ]
 
 

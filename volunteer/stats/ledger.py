@@ -6,8 +6,6 @@ run: a damaged file is moved to `quarantine/`, and a new one is begun.
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import sqlite3
 import threading
@@ -17,11 +15,9 @@ from typing import TypeVar
 
 from volunteer.database import Database, quarantine_database
 from volunteer.errors import CheckpointCorruptError
-from volunteer.files import replace_file
 from volunteer.messages import RoundPoint, Stats
 from volunteer.stats import queries
 from volunteer.stats.records import (
-    CSV_COLUMNS,
     SCHEMA,
     SCHEMA_VERSION,
     Balance,
@@ -247,20 +243,6 @@ class Ledger:
         return self._run(
             lambda connection: queries.read_history(connection, run_id, module_id, limit)
         )
-
-    def write_csv(self, file: Path) -> None:
-        """Write every own contribution to `file`, the oldest first."""
-        rows = self._run(
-            lambda connection: connection.execute(
-                f"SELECT {', '.join(CSV_COLUMNS)} FROM works"  # noqa: S608 - constants
-                " ORDER BY at_utc, round_index, contribution_id"
-            ).fetchall()
-        )
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(CSV_COLUMNS)
-        writer.writerows(rows)
-        replace_file(file, text.getvalue().encode())
 
     def close(self) -> None:
         """Close the file."""

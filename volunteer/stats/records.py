@@ -103,19 +103,6 @@ CREATE VIEW IF NOT EXISTS works AS
 an older snapshot has counted already. `progress` is the same by day.
 """
 
-CSV_COLUMNS = (
-    "at_utc",
-    "run_id",
-    "module_id",
-    "round_index",
-    "contribution_id",
-    "tokens",
-    "new_tokens",
-    "outcome",
-    "reason",
-    "state_utc",
-)
-
 
 class ContributionState(StrEnum):
     """What became of a contribution, as its author last heard."""
