@@ -1,10 +1,12 @@
 """`allmende demo`: hands over to the demo process, which starts a swarm of real agents.
 
-Runs in: the command line.
+Runs in: the command line. The demo has a session of its own and is told to end by us alone, so that
+it is told once, and never while it does not know yet how to end in order.
 """
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +15,9 @@ from pathlib import Path
 
 from volunteer.errors import VolunteerError
 
-DEMO_COMMAND = (sys.executable, "-m", "volunteer.agent.demo")
+DEMO_COMMAND = (sys.executable, "-P", "-m", "volunteer.agent.demo")
+INTERRUPTED_EXIT_CODE = 130
+# As shells give it to what Ctrl+C ended.
 
 
 def run_demo(volunteers: int, minutes: float, keep: Path | None, flags: Sequence[str]) -> int:
@@ -29,16 +33,25 @@ def run_demo(volunteers: int, minutes: float, keep: Path | None, flags: Sequence
         VolunteerError: `keep` holds something already.
     """
     argv = ["--volunteers", str(volunteers), "--minutes", f"{minutes:g}"]
+    who = "a volunteer" if volunteers == 1 else f"{volunteers} volunteers"
+    plan = f"Starting {who} on this machine, to train a tiny model on the CPU for {minutes:g} min"
     if keep is not None:
         _verify_empty(keep)
-        return _run([*argv, "--dir", str(keep), *flags])
+        _say(f"{plan}; all is kept in {keep}. Ctrl+C ends it.")
+        return _run([*argv, "--dir", str(keep.absolute()), *flags])
     with tempfile.TemporaryDirectory(prefix="allmende-demo-") as folder:
+        _say(f"{plan}, in a folder that is removed at the end. Ctrl+C ends it.")
         return _run([*argv, "--dir", folder, *flags])
 
 
 def verify_demo(folder: Path, flags: Sequence[str]) -> int:
     """Check a kept demo again and return the exit status."""
-    return _run(["--verify", str(folder), *flags])
+    return _run(["--verify", str(folder.absolute()), *flags])
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 def _verify_empty(folder: Path) -> None:
@@ -47,10 +60,22 @@ def _verify_empty(folder: Path) -> None:
 
 
 def _run(argv: Sequence[str]) -> int:
-    with subprocess.Popen([*DEMO_COMMAND, *argv]) as process:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                # The terminal interrupted the demo as well: it ends its agents, then itself.
-                continue
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # also then, nothing may be left running
+    with subprocess.Popen([*DEMO_COMMAND, *argv], cwd="/", start_new_session=True) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+        _wait_uninterrupted(process)
+    if process.returncode == -signal.SIGTERM:  # it had not begun, and so has not said it
+        _say("stopped; nothing is left running")
+    return INTERRUPTED_EXIT_CODE
+
+
+def _wait_uninterrupted(process: subprocess.Popen[bytes]) -> None:
+    while process.returncode is None:
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            continue  # it is ending: agents first
