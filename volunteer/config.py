@@ -45,6 +45,12 @@ class Config:
     bootstrap: tuple[str, ...] = ()
     """Multiaddrs of peers to find the swarm through; each ends in `/p2p/` and the peer's id.
     Default none: there is no central server."""
+    mdns: bool = True
+    """Whether to look for members of the run on the local network, and to be found there. Default
+    true: neighbours then find each other without being introduced."""
+    dht: bool = True
+    """Whether to look for members of the run, and to be found, through the peers one is connected
+    to. Default true: who knows one member then finds the others."""
     disk_min_free_bytes: int = 2 * _GIB
     """Bytes of disk that are always left free, at least 64 MiB; below, contributing pauses.
     Default 2 GiB: a checkpoint of a small model many times over, and room for the desktop."""
@@ -201,6 +207,8 @@ _RULES: dict[str, Callable[[object], str]] = {
     "checkpoint_every_s": _number_rule(1, 3600, is_whole=False),
     "listen": _addresses_rule(parse_address, "/ip4/0.0.0.0/tcp/4001"),
     "bootstrap": _addresses_rule(parse_peer_address, "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW..."),
+    "mdns": _bool_problem,
+    "dht": _bool_problem,
     "disk_min_free_bytes": _number_rule(64 * 1024**2, 2**50, is_whole=True),
     "pause_on_battery": _bool_problem,
 }

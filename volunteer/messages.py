@@ -387,6 +387,10 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None
     state_hash: str | None
     last_heard_s: float | None
+    is_relayed: bool = False
+    """Whether a third peer passes on all bytes; else the connection is direct."""
+    last_final_round: int | None = None
+    """The last final round that lists a contribution of this peer; None: none does."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

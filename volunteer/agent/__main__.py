@@ -70,6 +70,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m volunteer.agent", description=__doc__)
     parser.add_argument("--listen", action="append", metavar="MULTIADDR")
     parser.add_argument("--bootstrap", action="append", metavar="MULTIADDR")
+    parser.add_argument("--no-mdns", action="store_true")
+    parser.add_argument("--no-dht", action="store_true")
     parser.add_argument("--ignore-idle", action="store_true")
     parser.add_argument("--device")
     parser.add_argument("--threads", type=int)
@@ -90,6 +92,8 @@ def _run(options: argparse.Namespace) -> None:
                 "device": options.device,
                 "threads": options.threads,
                 "listen": tuple(options.listen) if options.listen else None,
+                "mdns": False if options.no_mdns else None,
+                "dht": False if options.no_dht else None,
                 "bootstrap": tuple(options.bootstrap) if options.bootstrap else None,
             },
         )

@@ -23,6 +23,12 @@ from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
 from volunteer.agent.joined_run import chain_rules, keep_run, verify_hardware
 from volunteer.agent.module_files import ModuleFiles
+from volunteer.agent.network_memory import (
+    NetworkFacts,
+    bans_of,
+    keep_network_facts,
+    read_network_facts,
+)
 from volunteer.agent.peer_memory import PeerMemory
 from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.record_book import RecordBook
@@ -70,7 +76,7 @@ class Agent:
         memory_bytes = psutil.virtual_memory().total
         verify_hardware(self.spec, memory_bytes, read_free_bytes(self.locations.data_dir))
         run_dir = keep_run(self.spec, self.locations)
-        network = SwarmConfig(listen=self.config.listen, bootstrap=self.config.bootstrap)
+        network = self._network(read_network_facts(self._network_file))
         ledger = await trio.to_thread.run_sync(Ledger, self.locations.stats_file)
         record_file = self.locations.record_file(self.spec.run_id, DENSE_MODULE)
         record_log = await trio.to_thread.run_sync(RecordLog, record_file)
@@ -142,6 +148,9 @@ class Agent:
                 nursery.start_soon(task)
             nursery.start_soon(traffic.run)
             nursery.start_soon(memory.run)
+            nursery.start_soon(
+                keep_network_facts, self._network_file, lambda: swarm.listen_addrs, swarm.banned
+            )
             nursery.start_soon(exchange.run, clock.sync_s, lambda: self._heartbeat(source))
             nursery.start_soon(_stop_on_signal, stopping)
             log.info("peer=%s listening on %s", swarm.peer_id, " ".join(swarm.listen_addrs))
@@ -154,6 +163,21 @@ class Agent:
             await keeper.flush()
             nursery.cancel_scope.cancel()
         log.info("ended")
+
+    @property
+    def _network_file(self) -> Path:
+        return self.locations.data_dir / "network.json"
+
+    def _network(self, facts: NetworkFacts) -> SwarmConfig:
+        return SwarmConfig(
+            listen=self.config.listen,
+            preferred_port=facts.port,
+            bootstrap=self.config.bootstrap,
+            namespace=self.spec.run_id,
+            mdns=self.config.mdns,
+            dht=self.config.dht,
+            banned=bans_of(facts),
+        )
 
     def _timing(self, clock: ExchangeClock) -> Timing:
         rounds = self.spec.rounds

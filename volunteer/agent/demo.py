@@ -121,7 +121,7 @@ class Demo:
         locations = _locations(home)
         locations.prepare()
         argv = [sys.executable, "-P", "-m", "volunteer.agent", "--ignore-idle", "--device", "cpu"]
-        argv += ["--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0"]
+        argv += ["--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0", "--no-mdns"]
         argv += ["--run-file", str(self._folder / SPEC_NAME), *flags]
         log_file = os.fdopen(open_log(locations.log_dir / "agent.log"), "ab")
         with log_file, holding_interrupts():

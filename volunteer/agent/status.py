@@ -144,6 +144,8 @@ class StatusSource:
     def peers(self) -> list[PeerStatus]:
         """Return the connected peers, with what their last heartbeat said."""
         members = self.exchange.members()
+        machine = self.driver.machine
+        final = machine.known.facts[machine.final_id]
         listed = []
         for peer in self.swarm.peers():
             heard = members.get(peer.peer_id)
@@ -159,6 +161,8 @@ class StatusSource:
                     tokens_per_s=beat.tokens_per_s if beat else None,
                     state_hash=beat.state_hash if beat else None,
                     last_heard_s=now_s() - heard.at_s if heard else None,
+                    is_relayed=peer.is_relayed,
+                    last_final_round=final.seen.get(peer.peer_id),
                 )
             )
         return listed
