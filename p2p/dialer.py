@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import trio
@@ -34,6 +35,14 @@ class Addresses(Protocol):
         """List the addresses of a peer, the likeliest first."""
 
 
+@dataclass(slots=True)
+class _Dial:
+    """A peer that is being dialled."""
+
+    ended: trio.Event = field(default_factory=trio.Event)
+    has_answered: bool = False
+
+
 class Dialer:
     """Dials the peers of an address book."""
 
@@ -50,7 +59,7 @@ class Dialer:
         self._is_banned = is_banned
         self._failures: dict[str, int] = {}
         self._try_again_at: dict[str, float] = {}
-        self._ongoing: dict[str, trio.Event] = {}
+        self._ongoing: dict[str, _Dial] = {}
         self._wake = trio.Event()
 
     def look_now(self, peer_id: str | None = None) -> None:
@@ -138,8 +147,9 @@ class Dialer:
             ongoing = self._ongoing.get(peer_id)
             if ongoing is None:
                 break
-            await ongoing.wait()
-            if not host.is_connected(peer_id):
+            await ongoing.ended.wait()
+            # One that was connected and disconnected while it was ending is dialled anew.
+            if not host.is_connected(peer_id) and not ongoing.has_answered:
                 raise PeerUnreachableError(f"peer {peer_id} did not answer at any known address")
         await self._dial_any(host, peer_id)
         return host
@@ -148,7 +158,7 @@ class Dialer:
         addresses = self._book.addresses_of(peer_id)
         if not addresses:
             raise PeerUnreachableError(f"no address of peer {peer_id} is known")
-        ended = self._ongoing[peer_id] = trio.Event()
+        dial = self._ongoing[peer_id] = _Dial()
         reasons: list[str] = []
         try:
             async with trio.open_nursery() as nursery:
@@ -161,7 +171,8 @@ class Dialer:
                         await has_failed.wait()
         finally:
             del self._ongoing[peer_id]
-            ended.set()
+            dial.has_answered = len(reasons) < len(addresses)
+            dial.ended.set()
         if not host.is_connected(peer_id):
             raise PeerUnreachableError("; ".join(reasons) or f"peer {peer_id} hung up")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import socket
 
 import psutil
@@ -16,6 +15,7 @@ from libp2p.pubsub.pubsub import PUBSUB_SIGNING_PREFIX
 from libp2p.utils import encode_varint_prefixed
 
 from p2p.errors import ListenError, P2PError, PeerUnreachableError
+from p2p.framing import encode_frame
 from p2p.gossip_guards import GOSSIP_BURST, GOSSIP_SENT_BURST
 from p2p.guards import MAX_INBOUND_STREAMS
 from p2p.swarm import Swarm, open_swarm
@@ -360,8 +360,20 @@ async def test_two_programs_cannot_share_a_port() -> None:
                 pass
 
 
-def test_the_process_has_descriptors_to_spare() -> None:
-    """The limits above leave room below the usual 1,024 open files."""
-    config = quick_config()
-    assert config.max_connections + 64 + 100 < 1024
-    assert len(os.listdir("/proc/self/fd")) < 512
+@trio_test
+async def test_a_peer_that_does_not_read_is_given_up_and_holds_up_nobody() -> None:
+    """Fault 8: its writer fails after 5 s; that must cost the stream alone."""
+    async with swarm() as one, swarm(*one.listen_addrs) as lazy:
+
+        async def respond(_peer_id: str, _payload: bytes) -> bytes:
+            return bytes(8 << 20)
+
+        one.serve("/test/large/1", respond, max_request_bytes=10, purpose="large")
+        await until(lambda: is_connected(lazy, one))
+        async with host_of(lazy).open_stream(one.peer_id, "/test/large/1", timeout_s=5.0) as stream:
+            await stream.write(encode_frame(b""))
+            await assert_serving(one)
+            answered = host_of(one)._network.num_streams_answered
+            await until(lambda: answered[lazy.peer_id] <= 1)  # its gossip
+        assert is_connected(one, lazy)
+        await assert_serving(one)

@@ -49,6 +49,7 @@ async def test_two_that_know_only_a_third_meet_when_told() -> None:
         await until(lambda: all(peer.rtt_s is not None for peer in other.peers()))
         (view,) = [peer for peer in one.peers() if peer.peer_id == other.peer_id]
         assert view.direction == "inbound"
+        assert not view.is_relayed
         assert view.connected_s >= 0.0
 
 
