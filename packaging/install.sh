@@ -9,6 +9,7 @@ checkout=$(dirname -- "$here")
 . "$here/system_packages.sh"
 
 OLDEST_PIPX=1.4          # older ones do not replace an installed program by a local folder
+STOP_DEADLINE_S=60       # agents save their work first
 NEEDED_KIB=2097152       # measured: 1.1 GiB installed plus the downloads, with a CPU build of PyTorch
 NEEDED_KIB_CUDA=10485760 # 5.6 GiB installed plus the downloads, with PyTorch's CUDA libraries
 
@@ -18,8 +19,8 @@ Usage: sh packaging/install.sh [--yes] [--no-start]
        sh packaging/install.sh --uninstall
 
   --yes        do not ask, even at a terminal
-  --no-start   do not start allmende at the end
-  --uninstall  stop allmende and remove the program; what it stored stays, and it says where
+  --no-start   do not open the dashboard at the end, which starts contributing
+  --uninstall  stop every agent and remove the program; what it stored stays, and it says where
 USAGE
 }
 
@@ -66,12 +67,19 @@ allmende_venv() {
   [ -d "$venv" ] && printf '%s\n' "$venv"
 }
 
-is_agent_running() {
-  [ -n "$pipx" ] && venv=$(allmende_venv) && "$venv/bin/allmende" status >/dev/null 2>&1
+# Ask or tell the agents that run from the installed program, whatever their folders are (the
+# arguments are stop_agents.py's). Prints nothing where none is installed.
+agents() {
+  [ -n "$pipx" ] && venv=$(allmende_venv) || return 0
+  runner=$venv/bin/python
+  "$runner" -c '' 2>/dev/null || runner=$(find_python) ||
+    fail "no Python runs here that could look for running agents; nothing was changed."
+  "$runner" -I "$here/stop_agents.py" "$@" "$venv"
 }
 
-stop_agent() {
-  "$(allmende_venv)/bin/allmende" stop || fail "the agent runs and did not stop; the program stays as it is."
+stop_agents() {
+  agents --deadline-s "$STOP_DEADLINE_S" ||
+    fail "an agent did not stop; the program stays as it is."
 }
 
 check_disk() {
@@ -92,11 +100,20 @@ say_plan() {
     system) echo "  - install your system's pipx" ;;
     private) echo "  - put pipx into $private_pipx" ;;
   esac
-  if is_agent_running; then echo "  - stop the agent that runs (it saves its work)"; fi
+  running=$(agents --list)
+  if [ -n "$running" ]; then
+    echo "  - stop the agents that run (they save their work; they are not started again by this):"
+    printf '%s\n' "$running" | sed 's/^/      /'
+  fi
   echo "  - build and install the program from $checkout"
   echo "    (with PyTorch: 1 GiB on disk; about 6 GiB where PyTorch brings its CUDA libraries)"
   echo "  - add the folder of the command 'allmende' to your PATH, if it isn't there"
-  echo "Nothing contributes before you start it. To undo: sh '$here/install.sh' --uninstall"
+  if [ "$is_starting" = yes ]; then
+    echo "  - open the dashboard at the end, which starts contributing (not with --no-start)"
+  else
+    echo "Nothing contributes before you start it."
+  fi
+  echo "To undo: sh '$here/install.sh' --uninstall"
   echo
 }
 
@@ -124,7 +141,7 @@ remove_stale_venv() {
 }
 
 install_program() {
-  if is_agent_running; then stop_agent; fi
+  stop_agents
   remove_stale_venv
   bin_dir=$("$pipx" environment --value PIPX_BIN_DIR)
   # By the environment, since pipx takes no --python together with --force. With bin_dir on PATH it
@@ -148,7 +165,7 @@ check_path() {
 finish() {
   if [ "$is_starting" = yes ]; then
     echo
-    echo "Starting allmende. Later: 'allmende'. To undo: sh '$here/install.sh' --uninstall"
+    echo "Opening the dashboard, which starts contributing. Later: 'allmende'. To undo: sh '$here/install.sh' --uninstall"
     exec "$bin_dir/allmende"
   fi
   echo
@@ -165,29 +182,42 @@ remove_private_pipx() {
   rm -rf -- "$private_pipx"
 }
 
+# Print where this user's volunteers keep what is theirs (volunteer/locations.py), a line each.
+data_places() {
+  if [ -n "${ALLMENDE_HOME:-}" ]; then printf '%s\n' "$ALLMENDE_HOME"; fi
+  if [ "$(uname -s)" = Darwin ]; then
+    printf '%s\n' "$HOME/Library/Application Support/allmende" "$HOME/Library/Logs/allmende"
+  else
+    printf '%s\n' "${XDG_DATA_HOME:-$HOME/.local/share}/allmende" \
+      "${XDG_CONFIG_HOME:-$HOME/.config}/allmende" "${XDG_STATE_HOME:-$HOME/.local/state}/allmende"
+  fi
+}
+
+say_what_stays() {
+  kept=$({
+    data_places
+    printf '%s\n' "$1"
+  } | sort -u | while read -r place; do
+    if [ -n "$place" ] && [ -e "$place" ]; then echo "  $place"; fi
+  done)
+  if [ -n "$kept" ]; then
+    echo "Kept, since it is yours (identity, statistics, checkpoints, settings, logs); delete it to be rid of it:"
+    printf '%s\n' "$kept"
+    echo "and any other folder that you named with ALLMENDE_HOME."
+  fi
+}
+
 uninstall() {
-  pipx=$(find_pipx) || {
-    echo "allmende is not installed: there is no pipx here."
-    return 0
-  }
-  if venv=$(allmende_venv); then
-    if is_agent_running; then stop_agent; fi
-    data=$("$venv/bin/python" -c 'import os
-from volunteer.locations import Locations
-places = Locations.from_environment(os.environ)
-print(places.data_dir, places.config_file, places.log_dir, sep="\n")' 2>/dev/null | sort -u) || data=
+  folders=
+  if pipx=$(find_pipx) && allmende_venv >/dev/null; then
+    folders=$(agents --folders)
+    stop_agents
     "$pipx" uninstall allmende
   else
     echo "allmende is not installed."
-    data=
   fi
   if [ "$pipx" = "$private_pipx/bin/pipx" ]; then remove_private_pipx; fi
-  if [ -n "$data" ]; then
-    echo "Kept, since it is yours (identity, statistics, checkpoints, settings, logs); delete it to be rid of it:"
-    printf '%s\n' "$data" | while read -r place; do
-      if [ -e "$place" ]; then echo "  $place"; fi
-    done
-  fi
+  say_what_stays "$folders"
   echo "Kept: the system's packages, and the line that pipx wrote to your shell's profile (ensurepath)."
 }
 
@@ -206,6 +236,7 @@ for argument in "$@"; do
       exit 0
       ;;
     *)
+      printf 'allmende: unknown option: %s\n' "$argument" >&2
       usage >&2
       exit 2
       ;;
