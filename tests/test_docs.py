@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import subprocess
@@ -14,7 +15,9 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from tui.cli import app
+from tui.cli import TAGLINE, app
+from volunteer.config import Config
+from volunteer.locations import Locations
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = typer.main.get_command(app)
@@ -156,6 +159,34 @@ def test_readme_opens_with_the_name_and_the_one_sentence() -> None:
     assert lines[0].lower() == f"# {project['name']}"
     assert lines[2] == project["description"]
     assert lines[4].endswith("(docs/screenshot.svg)")
+
+
+def test_readme_lists_every_setting_with_its_default() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", readme, re.MULTILINE)
+    listed = {key: tomllib.loads(f"value = {default}")["value"] for key, default in rows}
+    defaults = {
+        field.name: list(value) if isinstance(value, tuple) else value
+        for field in dataclasses.fields(Config)
+        for value in [field.default]
+    }
+    assert listed == defaults
+    assert list(listed) == list(defaults)
+
+
+def test_readme_says_where_the_settings_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    usual = Locations.from_environment({}).config_file
+    if sys.platform == "linux":
+        assert f"`~/{usual.relative_to(Path.home())}`" in readme
+    assert Locations.from_environment({"ALLMENDE_HOME": "/x"}).config_file == Path("/x/config.toml")
+    assert "with `ALLMENDE_HOME` set, in `config.toml` of that folder" in readme
+
+
+def test_the_tagline_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["description"] == TAGLINE
 
 
 def test_changelog_has_an_unreleased_section_or_the_version() -> None:
