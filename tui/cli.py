@@ -139,6 +139,8 @@ def start(
     threads: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="CPU threads; 0: all but one.")
     ] = None,
+    no_mdns: Annotated[bool, typer.Option("--no-mdns", help="No search in this network.")] = False,
+    no_dht: Annotated[bool, typer.Option("--no-dht", help="No search through peers.")] = False,
     ignore_idle: Annotated[
         bool, typer.Option("--ignore-idle", help="Contribute whatever the idle policy says.")
     ] = False,
@@ -151,6 +153,8 @@ def start(
     options = launch.AgentOptions(
         listen=tuple(listen or ()),
         bootstrap=tuple(bootstrap or ()),
+        no_mdns=no_mdns,
+        no_dht=no_dht,
         ignore_idle=ignore_idle,
         device=device,
         round_s=round_s,

@@ -40,6 +40,10 @@ class AgentOptions:
     """Multiaddrs to listen on; empty: as configured."""
     bootstrap: tuple[str, ...] = ()
     """Multiaddrs of peers to begin with."""
+    no_mdns: bool = False
+    """Do not look for members on the local network."""
+    no_dht: bool = False
+    """Do not look for members through other peers."""
     ignore_idle: bool = False
     """Contribute whatever the idle policy says."""
     device: str | None = None
@@ -53,6 +57,8 @@ class AgentOptions:
         """Return the agent's arguments, always in the same order."""
         argv = [part for addr in self.listen for part in ("--listen", addr)]
         argv += [part for addr in self.bootstrap for part in ("--bootstrap", addr)]
+        argv += ["--no-mdns"] if self.no_mdns else []
+        argv += ["--no-dht"] if self.no_dht else []
         argv += ["--ignore-idle"] if self.ignore_idle else []
         argv += ["--device", self.device] if self.device is not None else []
         argv += ["--round-s", f"{self.round_s:g}"] if self.round_s is not None else []

@@ -19,7 +19,8 @@ def test_twenty_pauses_at_the_commons_size_lose_no_token(tmp_path: Path) -> None
     spec = load_builtin_run("commons")
     tokens_per_step = spec.inner.batch_sequences * spec.model.context_tokens
     agent = RealAgent(
-        tmp_path / "a", ("--ignore-idle", "--device", "cpu", "--round-s", "15", "--threads", "2")
+        tmp_path / "a",
+        ("--no-mdns", "--ignore-idle", "--device", "cpu", "--round-s", "15", "--threads", "2"),
     )
     with ending([agent]):
         agent.start()

@@ -11,7 +11,16 @@ from volunteer.rounds.chain import rank_order
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 ROUND_S = 12
-FLAGS = ("--ignore-idle", "--device", "cpu", "--threads", "1", "--round-s", str(ROUND_S))
+FLAGS = (
+    "--no-mdns",
+    "--ignore-idle",
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+    "--round-s",
+    str(ROUND_S),
+)
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
 SLACK_S = 5.0
 """Processes on two shared cores: to compute, sign, send and apply a commit."""

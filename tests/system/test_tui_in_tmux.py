@@ -44,7 +44,7 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealAgent]:
-    flags = ("--ignore-idle", "--device", "cpu", "--threads", "1", "--round-s", "5")
+    flags = ("--no-mdns", "--ignore-idle", "--device", "cpu", "--threads", "1", "--round-s", "5")
     agent = RealAgent(tmp_path_factory.mktemp("tui") / "a", flags)
     with ending([agent]):
         agent.start()
