@@ -83,8 +83,8 @@ def verify_wishes(locations: Locations, options: AgentOptions) -> None:
     """
     from volunteer.config import load_config
 
-    locations.prepare()
     load_config(locations.config_file, options.overrides())
+    locations.prepare()
 
 
 def _agent_environment() -> dict[str, str]:

@@ -107,7 +107,7 @@ def _read_text(file: Path) -> str:
         if len(data) > MAX_CONFIG_BYTES:
             raise ConfigError(f"{file}: larger than {MAX_CONFIG_BYTES} bytes")
         return data.decode("utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from error

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from tests.fakes.fake_agent import FakeAgent
+from tests.fakes.fake_agent import FakeAgent, run_in_thread
+from tests.tui.command_line import run
 from tui.app import AllmendeApp
 from tui.feed import AgentFeed
 from tui.screens.main import MainScreen
 from tui.widgets.rows import Text
 from volunteer.locations import Locations
+from volunteer.messages import Status
 
 NOW = datetime(2026, 11, 30, 14, 3, 22, tzinfo=UTC)
 
@@ -66,6 +71,14 @@ async def wait_until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
     await pilot.pause()
 
 
+def verbs(agent: FakeAgent) -> list[str]:
+    return [request.verb for request in agent.requests]
+
+
+def shows(app: AllmendeApp, dialog: type) -> Callable[[], bool]:
+    return lambda: isinstance(app.screen, dialog)
+
+
 def main_screen(app: AllmendeApp) -> MainScreen:
     return next(screen for screen in app.screen_stack if isinstance(screen, MainScreen))
 
@@ -81,3 +94,18 @@ async def wait_text(pilot: Pilot[None], app: AllmendeApp, selector: str, words: 
         return bool(screens) and words in text_of(app, selector)
 
     await wait_until(pilot, is_shown)
+
+
+@pytest.fixture
+def fake(locations: Locations) -> Iterator[FakeAgent]:
+    with run_in_thread(locations.control_socket, lambda agent: None) as agent:
+        yield agent
+
+
+@pytest.fixture
+def started_home(home: Path) -> Iterator[Path]:
+    """A folder whose agent is ended at the end, however the test ends."""
+    yield home
+    result = run(home, "status", "--json")
+    if result.returncode == 0:
+        os.kill(msgspec.json.decode(result.stdout, type=Status).agent_pid, signal.SIGKILL)

@@ -33,6 +33,8 @@ def problems_of(file: Path, text: str, **flags: object) -> list[str]:
 def test_without_a_file_and_flags_all_is_default(file: Path) -> None:
     assert load_config(file, {}) == Config()
     assert load_config(file, {"device": None, "listen": None}) == Config()
+    file.touch()
+    assert load_config(file / "config.toml", {}) == Config()
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(file: Path) -> None:
