@@ -21,6 +21,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
@@ -183,6 +184,18 @@ class Network:
                     bridge.namespace,
                     f"link set {node.port} type bridge_slave mcast_flood {word}",
                 )
+
+    def pids(self, node: Node) -> list[int]:
+        """Return the ids of all processes on the machine."""
+        return [*map(int, _run("ip", "netns", "pids", node.namespace).split())]
+
+    def received_bytes(self, node: Node) -> dict[str, int]:
+        """Return the bytes received over the machine's open TCP connections, by remote address."""
+        received: Counter[str] = Counter()
+        for line in _run("ss", "-N", node.namespace, "-tinHO").splitlines():
+            remote, size = line.split()[4], re.search(r"bytes_received:(\d+)", line)
+            received[remote.rpartition(":")[0]] += int(size[1]) if size else 0
+        return dict(received)
 
     def _new_address(self, bridge: Bridge) -> str:
         host = next(self._hosts[bridge])

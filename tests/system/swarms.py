@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -42,10 +43,15 @@ SLACK_S = 5.0
 FLAGS = ("--ignore-idle", "--device", "cpu", "--threads", "1")
 
 
-def tiny_spec(round_s: float = ROUND_S) -> RunSpec:
-    """Return an open run of one small layer, made from the built-in `demo`."""
+TINY_MODEL = ModelSpec(num_layers=1, dim=48, num_heads=2, ffn_dim=96, context_tokens=32)
+"""35,000 parameters: a state of 0.3 MB, one chunk."""
+CHUNKED_MODEL = ModelSpec(num_layers=2, dim=192, num_heads=2, ffn_dim=512, context_tokens=32)
+"""934,000 parameters: a state of 7.5 MB, so that several donors have something to give."""
+
+
+def tiny_spec(round_s: float = ROUND_S, model: ModelSpec = TINY_MODEL) -> RunSpec:
+    """Return an open run of a small model, made from the built-in `demo`."""
     demo = load_builtin_run("demo")
-    model = ModelSpec(num_layers=1, dim=48, num_heads=2, ffn_dim=96, context_tokens=32)
     spec = msgspec.structs.replace(
         demo,
         name="tiny",
@@ -120,6 +126,13 @@ class NodeAgent(RealAgent):
     def is_up(self) -> bool:
         return bool(self.pids) and is_alive(self.pids[-1])
 
+    def raw_control(self) -> socket.socket:
+        """Return a connection to its control socket."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(10)
+        connection.connect(str(self.locations.control_socket))
+        return connection
+
     def tail(self) -> str:
         return "\n".join(self.logged().splitlines()[-15:])
 
@@ -161,15 +174,19 @@ class LocalSwarm:
         for agent in agents:
             agent.wait_up()
 
-    def up(self) -> list[NodeAgent]:
-        return [agent for agent in self.agents if agent.is_up()]
+    def strays(self) -> set[int]:
+        """Return the ids of processes on the machines that belong to no living agent."""
+        own = {p.pid for agent in self.agents if agent.is_up() for p in agent.family()}
+        return {pid for agent in self.agents for pid in self.network.pids(agent.node)} - own
 
 
 @contextlib.contextmanager
-def local_swarm(folder: Path, round_s: float = ROUND_S) -> Iterator[LocalSwarm]:
+def local_swarm(
+    folder: Path, round_s: float = ROUND_S, model: ModelSpec = TINY_MODEL
+) -> Iterator[LocalSwarm]:
     """Make an empty swarm; end everything afterwards, and show the logs' ends if it failed."""
     require_namespaces()
-    spec = tiny_spec(round_s)
+    spec = tiny_spec(round_s, model)
     (folder / "run.toml").write_text(format_run_spec(spec), "utf-8")
     with Network() as network:
         swarm = LocalSwarm(network, folder, spec)
