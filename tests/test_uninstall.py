@@ -18,9 +18,9 @@ import pytest
 import volunteer
 from tests.fakes.installer_machine import ROOT, STUBBORN_AGENT, Machine
 from tui.client import ControlClient
+from volunteer.answers import Status
 from volunteer.errors import NoAgentError
 from volunteer.locations import Locations
-from volunteer.messages import Status
 
 pytestmark = pytest.mark.slow
 STOP_AGENTS = ROOT / "packaging" / "stop_agents.py"

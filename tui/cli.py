@@ -17,16 +17,10 @@ import typer
 from tui import arguments, launch
 from tui.client import CHANGE_DEADLINE_S, DEADLINE_S, ControlClient
 from tui.wording import clean, format_duration
+from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
 from volunteer.errors import VolunteerError
 from volunteer.locations import Locations
-from volunteer.messages import (
-    MAX_SAMPLE_TOKENS,
-    MAX_SEED,
-    PeerStatus,
-    RoundPoint,
-    Stats,
-    Status,
-)
+from volunteer.messages import MAX_SAMPLE_TOKENS, MAX_SEED
 
 STOP_DEADLINE_S = 60.0
 # The agent stops the trainer, which saves its work first; slow disks take their time.

@@ -17,9 +17,9 @@ from datetime import datetime
 from tui import launch
 from tui.client import CHANGE_DEADLINE_S, AsyncControlClient
 from tui.view_state import Link, Snapshot
+from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
 from volunteer.errors import ControlError, NoAgentError, VolunteerError
 from volunteer.locations import Locations
-from volunteer.messages import PeerStatus, RoundPoint, Stats, Status
 
 SILENT_AFTER_S = 2.5
 # A status comes every second; that the agent has gone must be said within 3 s.

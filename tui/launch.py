@@ -18,10 +18,10 @@ from pathlib import Path
 
 from tui.client import ControlClient
 from tui.wording import clean
+from volunteer.answers import Status
 from volunteer.errors import ConfigError, ControlError, NoAgentError
 from volunteer.files import PRIVATE_FILE_MODE
 from volunteer.locations import HOME_VARIABLE, Locations
-from volunteer.messages import Status
 
 AGENT_COMMAND = (sys.executable, "-P", "-m", "volunteer.agent")
 AGENT_FOLDER = "/"

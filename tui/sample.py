@@ -8,9 +8,10 @@ from __future__ import annotations
 import unicodedata
 
 from tui.client import ControlClient
+from volunteer.answers import Sample
 from volunteer.errors import VolunteerError
 from volunteer.locations import Locations
-from volunteer.messages import MAX_PROMPT_CHARS, Sample
+from volunteer.messages import MAX_PROMPT_CHARS
 
 _DEADLINE_S = 75.0
 # Above the agent's own (volunteer/agent/sampling.py), so that it is the agent that says why.

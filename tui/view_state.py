@@ -25,7 +25,7 @@ from tui.wording import (
     format_utc,
     short_id,
 )
-from volunteer.messages import PeerStatus, RoundPoint, Stats, Status
+from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
 
 Row = tuple[str, str]
 """Label, value."""

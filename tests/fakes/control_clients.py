@@ -18,11 +18,11 @@ from volunteer.agent.control import (
     Verb,
     serve_control,
 )
+from volunteer.answers import Status
 from volunteer.errors import StorageFullError
 from volunteer.messages import (
     ControlReply,
     ControlRequest,
-    Status,
     control_reply_decoder,
     encode_line,
     parse_line,

@@ -17,15 +17,12 @@ from typing import Any
 
 import msgspec
 
+from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
 from volunteer.locations import Locations
 from volunteer.messages import (
     ControlFault,
     ControlReply,
     ControlRequest,
-    PeerStatus,
-    RoundPoint,
-    Stats,
-    Status,
     control_request_decoder,
     encode_line,
 )

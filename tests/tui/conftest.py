@@ -20,8 +20,8 @@ from tui.app import AllmendeApp
 from tui.feed import AgentFeed
 from tui.screens.main import MainScreen
 from tui.widgets.rows import Text
+from volunteer.answers import Status
 from volunteer.locations import Locations
-from volunteer.messages import Status
 
 NOW = datetime(2026, 11, 30, 14, 3, 22, tzinfo=UTC)
 

@@ -20,8 +20,9 @@ from tui.app import AllmendeApp
 from tui.screens.dialogs import HelpDialog
 from tui.view_state import Link
 from tui.wording import NOT_YET
+from volunteer.answers import Status
 from volunteer.locations import Locations
-from volunteer.messages import CONTROL_VERSION, ControlFault, Status
+from volunteer.messages import CONTROL_VERSION, ControlFault
 
 pytestmark = pytest.mark.slow
 

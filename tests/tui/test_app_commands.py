@@ -14,9 +14,10 @@ from tui import launch
 from tui.app import AllmendeApp
 from tui.screens.dialogs import PauseDialog, StopDialog
 from tui.view_state import Link
+from volunteer.answers import Status
 from volunteer.errors import ControlError
 from volunteer.locations import Locations
-from volunteer.messages import CONTROL_VERSION, ControlFault, Status
+from volunteer.messages import CONTROL_VERSION, ControlFault
 
 pytestmark = pytest.mark.slow
 

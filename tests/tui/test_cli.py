@@ -12,17 +12,9 @@ import pytest
 from tests.fakes.fake_agent import FakeAgent, make_peers, make_stats, make_status
 from tests.tui.command_line import run
 from tui.cli import LogSource
+from volunteer.answers import PeerStatus, Sample, Stats, Status
 from volunteer.logs import LOG_SOURCES
-from volunteer.messages import (
-    MAX_PROMPT_CHARS,
-    ControlFault,
-    ControlReply,
-    PeerStatus,
-    Sample,
-    Stats,
-    Status,
-    encode_line,
-)
+from volunteer.messages import MAX_PROMPT_CHARS, ControlFault, ControlReply, encode_line
 
 pytestmark = pytest.mark.slow
 

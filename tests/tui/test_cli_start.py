@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.tui.command_line import FAKE_START, run
-from volunteer.messages import Status
+from volunteer.answers import Status
 
 pytestmark = pytest.mark.slow
 

@@ -15,16 +15,10 @@ import pytest
 from tests.fakes.fake_agent import FakeAgent, make_status, run_in_thread
 from tui import client
 from tui.client import AsyncControlClient, ControlClient
+from volunteer.answers import PeerStatus, Status
 from volunteer.errors import ControlError, NoAgentError
 from volunteer.locations import Locations
-from volunteer.messages import (
-    MAX_LINE_BYTES,
-    ControlFault,
-    ControlReply,
-    PeerStatus,
-    Status,
-    encode_line,
-)
+from volunteer.messages import MAX_LINE_BYTES, ControlFault, ControlReply, encode_line
 
 BAD_REPLIES = {
     "not JSON": b"hello\n",

@@ -20,8 +20,8 @@ from tests.fakes.fake_agent import (
 from tests.tui.conftest import main_screen, make_app, wait_text, wait_until
 from tui.app import AllmendeApp
 from tui.widgets.loss_chart import LossChart
+from volunteer.answers import Status
 from volunteer.locations import Locations
-from volunteer.messages import Status
 
 pytestmark = pytest.mark.slow
 

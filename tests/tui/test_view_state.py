@@ -12,7 +12,7 @@ from tests.tui.conftest import NOW
 from tui import view_state
 from tui.view_state import Link, Snapshot
 from tui.wording import NOT_YET
-from volunteer.messages import Stats, Status
+from volunteer.answers import Stats, Status
 
 BARE = Status(state="starting", reason="Reading the checkpoint.", resumes_when="")
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.fakes.books import MODULE, RUN, balance, contribute
 from tests.fakes.clock import FakeClock
+from volunteer.answers import RoundPoint, Stats
 from volunteer.errors import CheckpointTooNewError, StorageFullError
-from volunteer.messages import RoundPoint, Stats
 from volunteer.stats.ledger import Ledger
 from volunteer.stats.records import Balance, now_utc
 

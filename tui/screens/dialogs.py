@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from tui import view_state
-from volunteer.messages import Status
+from volunteer.answers import Status
 
 _T = TypeVar("_T")
 

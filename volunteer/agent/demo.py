@@ -28,11 +28,11 @@ from p2p.errors import P2PError
 from p2p.identity import load_or_create_identity
 from volunteer.agent.demo_client import ask
 from volunteer.agent.verify import DemoCheck, verify_demo
+from volunteer.answers import RoundPoint, Status
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import NoAgentError, VolunteerError
 from volunteer.locations import HOME_VARIABLE, Locations
 from volunteer.logs import open_log
-from volunteer.messages import RoundPoint, Status
 from volunteer.run import RunSpec, format_run_spec, signed_bytes
 
 UP_DEADLINE_S = 60.0

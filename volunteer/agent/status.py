@@ -18,7 +18,7 @@ from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
 from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.trainer_service import TrainerService
-from volunteer.messages import PeerStatus, Stats, Status
+from volunteer.answers import PeerStatus, Stats, Status
 from volunteer.policy.idle import Decision
 from volunteer.run import RunSpec
 

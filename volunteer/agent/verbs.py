@@ -17,8 +17,9 @@ from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.sampling import Sampler
 from volunteer.agent.status import StatusSource
 from volunteer.agent.traffic import TrafficMeter
+from volunteer.answers import Sample, Stats
 from volunteer.errors import ControlError
-from volunteer.messages import MAX_SEED, Generate, Sample, Stats
+from volunteer.messages import MAX_SEED, Generate
 from volunteer.rounds.records import DENSE_MODULE
 from volunteer.stats.ledger import Ledger
 

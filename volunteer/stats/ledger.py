@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from volunteer.answers import RoundPoint, Stats
 from volunteer.database import Database, quarantine_database
 from volunteer.errors import CheckpointCorruptError
-from volunteer.messages import RoundPoint, Stats
 from volunteer.stats import queries
 from volunteer.stats.records import (
     SCHEMA,

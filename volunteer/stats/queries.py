@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from volunteer.messages import RoundPoint, Stats
+from volunteer.answers import RoundPoint, Stats
 from volunteer.stats.records import Balance
 
 

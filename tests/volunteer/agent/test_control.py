@@ -27,13 +27,13 @@ from volunteer.agent.control import (
     WATCH_EVERY_S,
     serve_control,
 )
+from volunteer.answers import Status
 from volunteer.errors import ControlError
 from volunteer.messages import (
     CONTROL_VERSION,
     MAX_LINE_BYTES,
     ControlReply,
     ControlRequest,
-    Status,
     encode_line,
 )
 

@@ -20,10 +20,11 @@ from volunteer.agent import __main__ as agent_main
 from volunteer.agent import demo_client
 from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.traffic import TrafficMeter
+from volunteer.answers import Status
 from volunteer.errors import ControlError, NoAgentError, StorageFullError
 from volunteer.files import lock_folder
 from volunteer.locations import HOME_VARIABLE, Locations
-from volunteer.messages import ControlFault, ControlReply, Status, encode_line
+from volunteer.messages import ControlFault, ControlReply, encode_line
 
 # ------------------------------------------------------------------------------- __main__
 

@@ -16,8 +16,9 @@ from tests.fakes.virtual_time import in_nursery, run_virtual, settle, until
 from volunteer.agent import verbs as verbs_module
 from volunteer.agent.sampling import SAMPLE_DEADLINE_S, Sampler
 from volunteer.agent.status import StatusSource
+from volunteer.answers import Sample
 from volunteer.errors import ControlError
-from volunteer.messages import MAX_PROMPT_CHARS, Generate, Generated, Sample
+from volunteer.messages import MAX_PROMPT_CHARS, Generate, Generated
 
 SAMPLER = """
 command = next(commands())

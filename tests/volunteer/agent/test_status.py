@@ -19,9 +19,9 @@ from volunteer.agent.status import StatusSource, format_left
 from volunteer.agent.trainer_service import TrainerView
 from volunteer.agent.verbs import MAX_HISTORY, MAX_PAUSE_S, make_verbs
 from volunteer.agent.wire import Heartbeat
+from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import ControlError
-from volunteer.messages import PeerStatus, RoundPoint, Stats, Status
 from volunteer.policy.idle import CONTRIBUTE, Cause, Decision
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.turn import Timing

@@ -1,0 +1,120 @@
+"""What the agent answers with over the control socket, and `--json` prints.
+
+Runs in: agent, tui. Scripts rely on these: fields may be added, never renamed; units are in the
+names. The requests and the conversation are messages.py.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """`allmende status --json`: fields may be added, never renamed; units are in the names."""
+
+    state: str
+    """contributing, paused, waiting, starting, catching_up or stopped."""
+    reason: str
+    """The one reason for this state, as a sentence."""
+    resumes_when: str
+    """What ends it; empty while contributing."""
+    run_id: str = ""
+    run_name: str = ""
+    round_index: int = 0
+    """Height of the tip: the round being trained is the one that makes round_index + 1."""
+    inner_step: int = 0
+    state_hash: str = ""
+    tip: str = ""
+    held_out_loss: float | None = None
+    """Nats per byte of the shared state, from the latest evaluation."""
+    train_loss: float | None = None
+    tokens_per_s: float = 0.0
+    num_peers: int = 0
+    peer_id: str = ""
+    listen_addrs: tuple[str, ...] = ()
+    agent_pid: int = 0
+    trainer_pid: int | None = None
+    aggregator_pid: int | None = None
+    device: str = ""
+    last_confirmed_s: float | None = None
+    """Seconds since the swarm last confirmed a contribution of ours; None: never yet."""
+    round_elapsed_s: float = 0.0
+    round_s: float = 0.0
+    grace_s: float = 0.0
+    """How long a proposer waits for stragglers, as measured exchanges have it."""
+    failover_s: float = 0.0
+    """How long each next rank waits for the one before it."""
+    final_round_index: int = 0
+    swarm_tokens_per_s: float = 0.0
+    tokens_done: int = 0
+    tokens_confirmed: int = 0
+    tokens_since_contribution: int = 0
+    alarm: str = ""
+    """Set when the round protocol had to stop (ROUNDS.md rule 18)."""
+
+
+class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `allmende peers --json`."""
+
+    peer_id: str
+    addr: str
+    direction: str
+    rtt_ms: float | None
+    connected_s: float
+    round_index: int | None
+    tokens_per_s: float | None
+    state_hash: str | None
+    last_heard_s: float | None
+    is_relayed: bool = False
+    """Whether a third peer passes on all bytes; else the connection is direct."""
+    last_final_round: int | None = None
+    """The last final round that lists a contribution of this peer; None: none does."""
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """`allmende stats --json`: what this machine has given."""
+
+    tokens_done: int = 0
+    tokens_confirmed: int = 0
+    tokens_in_flight: int = 0
+    """In contributions that are not final yet."""
+    tokens_pending: int = 0
+    """Trained, or carried, and not yet in a contribution that can be listed."""
+    tokens_refused: int = 0
+    tokens_dropped: int = 0
+    inner_steps: int = 0
+    rounds_confirmed: int = 0
+    rounds_refused: int = 0
+    contributed_s: float = 0.0
+    energy_kwh: float | None = None
+    """None where the machine cannot measure it."""
+    bytes_by_purpose: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    """purpose -> {"sent": bytes, "received": bytes}."""
+    done_as_of_utc: str = ""
+    confirmed_as_of_utc: str = ""
+
+
+class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed round, or the genesis as round 0, as the curve shows it (`history`: a list)."""
+
+    round_index: int
+    commit_id: str
+    state_hash: str
+    held_out_loss: float | None
+    num_contributions: int
+    applied_utc: str
+    own_listed: bool
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """`allmende sample --json`: what the current shared weights write."""
+
+    text: str
+    """Without the prompt; bytes that are not UTF-8 are replaced. As the model wrote it otherwise:
+    whoever shows it cleans it."""
+    num_tokens: int
+    state_hash: str
+    round_index: int
+    """Height of the commit whose weights these are."""
+    seed: int
+    """Gives the same text again, on this machine with these weights."""
