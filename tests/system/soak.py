@@ -5,7 +5,8 @@
 Every 30 s it writes a line: round, heads, and for each agent resident memory, file descriptors,
 threads and bytes on disk. The first agent's own process is never killed, so that a slow leak is
 seen in it; its children are killed as the others' are. The verdict compares the first and the last
-third of what comes after the first ten minutes.
+third of what comes after the first ten minutes (for which blobs that nobody needs are kept; what a
+shorter run has on disk is not judged).
 """
 
 from __future__ import annotations
@@ -164,6 +165,8 @@ def problems_of(samples: Sequence[Sample], duration_s: float) -> list[str]:
                 problems.append(f"v{number} was away for a whole third")
             elif after > before + max(fraction * before, least):
                 problems.append(f"v{number} {name}: {before:.0f} -> {after:.0f}")
+        if warm[0].at_s < WARM_UP_S:
+            continue
         before, after = (_median(part, number, "disk_bytes") for part in (early, late))
         num_rounds = _median_round(late) - _median_round(early)
         if before and after and after - before > max(2e6, num_rounds * ROUND_DISK_BYTES):
