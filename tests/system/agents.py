@@ -27,9 +27,9 @@ from tui.client import ControlClient
 from volunteer.agent.joined_run import chain_rules
 from volunteer.agent.record_book import verify_envelope
 from volunteer.agent.record_log import RecordLog
+from volunteer.answers import RoundPoint, Stats, Status
 from volunteer.errors import ControlError
 from volunteer.locations import HOME_VARIABLE, Locations
-from volunteer.messages import RoundPoint, Stats, Status
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.records import DENSE_MODULE
 from volunteer.run import read_run_spec

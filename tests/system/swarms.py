@@ -28,10 +28,10 @@ import psutil
 
 from tests.system.agents import RealAgent, is_alive, wait_until
 from tests.system.network import Bridge, Network, Node, require_namespaces
+from volunteer.answers import PeerStatus, Status
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import NoAgentError
 from volunteer.locations import HOME_VARIABLE
-from volunteer.messages import PeerStatus, Status
 from volunteer.run import ModelSpec, RunSpec, format_run_spec
 from volunteer.training.genesis import genesis_hash
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from tests.system.agents import PROGRAM, RealAgent, ending, is_alive, wait_until
+from volunteer.answers import Status
 from volunteer.locations import HOME_VARIABLE
-from volunteer.messages import Status
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 STOPPED = "stopped; nothing is left running"

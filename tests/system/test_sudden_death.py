@@ -28,7 +28,7 @@ from tests.system.swarms import (
     wait_contributing,
     wait_one_tip,
 )
-from volunteer.messages import Status
+from volunteer.answers import Status
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 SEED = 20261130
