@@ -49,8 +49,8 @@ RETRY_AFTER_S = 2.0
 GENESIS_AGAIN_S = 60.0
 OWN_BLOB_JOURNALS = 3
 """Our own blobs are kept for so many journals longer than those of others."""
-KEEP_UNREFERENCED_S = 600.0
-"""A file that nothing refers to may be one that is just being made."""
+KEEP_UNREFERENCED_S = 60.0
+"""And at least two rounds: a file that nothing refers to may be one that is just being made."""
 _HEADER_BYTES = 64 * 1024
 
 
@@ -290,7 +290,7 @@ class ModuleFiles:
         self.nursery.start_soon(trio.to_thread.run_sync, self._delete_others, needed)
 
     def _delete_others(self, keep: set[str]) -> None:
-        newest = time.time() - KEEP_UNREFERENCED_S
+        newest = time.time() - max(KEEP_UNREFERENCED_S, 2 * self._spec.rounds.round_s)
         for blob_id in self._store.list_ids():
             if blob_id in keep:
                 continue
