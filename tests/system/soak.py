@@ -5,8 +5,8 @@
 Every 30 s it writes a line: round, heads, and for each agent resident memory, file descriptors,
 threads and bytes on disk. The first agent's own process is never killed, so that a slow leak is
 seen in it; its children are killed as the others' are. The verdict compares the first and the last
-third of what comes after the first ten minutes (for which blobs that nobody needs are kept; what a
-shorter run has on disk is not judged).
+third of what comes after the first ten minutes; what a shorter run has on disk is not judged, since
+blobs of the last rounds are kept.
 """
 
 from __future__ import annotations

@@ -127,10 +127,14 @@ class NodeAgent(RealAgent):
         return bool(self.pids) and is_alive(self.pids[-1])
 
     def raw_control(self) -> socket.socket:
-        """Return a connection to its control socket."""
+        """Return a connection to its control socket; BlockingIOError while its queue is full."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(10)
-        connection.connect(str(self.locations.control_socket))
+        try:
+            connection.settimeout(10)
+            connection.connect(str(self.locations.control_socket))
+        except OSError:
+            connection.close()
+            raise
         return connection
 
     def tail(self) -> str:

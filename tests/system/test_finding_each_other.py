@@ -24,7 +24,7 @@ from tests.system.swarms import (
     wait_one_tip,
 )
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(300)]
 NUM_AGENTS = 6
 FOUND_S = 30.0
 CONNECTED_S = 60.0

@@ -16,7 +16,7 @@ import pytest
 from tests.system.agents import wait_until
 from tests.system.network import Network, Node, remove_leftovers, require_namespaces
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(60)]
 
 LISTEN = """
 import socket, sys

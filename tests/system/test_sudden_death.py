@@ -30,14 +30,14 @@ from tests.system.swarms import (
 )
 from volunteer.answers import Status
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.full]
 SEED = 20261130
 MAX_LOST_S = 60.0
 """`checkpoint_every_s` by default."""
 NO_ORPHAN_S = 10.0
 BACK_S = 60.0
 """To start Python and load PyTorch while three others train on two shared cores."""
-PARTS = ("agent", "trainer", "aggregator")
+PARTS = ("trainer", "agent", "aggregator")
 
 
 class Death(NamedTuple):

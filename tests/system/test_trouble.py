@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import psutil
 import pytest
 
 from tests.system import hostile
@@ -34,7 +33,7 @@ from tests.system.swarms import (
     wait_contributing,
 )
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.full]
 SETTLED_S = 90.0
 AWAY_S = 20.0
 LONG_AWAY_S = 120.0
@@ -232,7 +231,7 @@ def alarming_lines(log: str) -> list[str]:
     return [line for line in log.splitlines() if " INFO volunteer." not in line]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(240)
 def test_hostile_bytes_change_nothing(scene: Scene) -> None:
     victim = scene.agents[3]
     attacker = scene.swarm.network.add_node(scene.lan)
@@ -241,20 +240,15 @@ def test_hostile_bytes_change_nothing(scene: Scene) -> None:
     sources += [scene.swarm.network.add_address(attacker) for _ in range(12)]
     process = victim.process()
     fds, rss = process.num_fds(), process.memory_info().rss
+    log_size = len(victim.logged())
     with going_on(scene.agents, "hostile bytes"):
         for kind in hostile.KINDS:
-            log_size = len(victim.logged())
-            before = victim.status().round_index
+            before = len(alarming_lines(victim.logged()))
             with attacked(attacker, kind, victim, sources):
-                most_fds = process.num_fds()
-                victim.wait_for(
-                    "a commit meanwhile",
-                    lambda s, before=before: s.round_index > before,  # type: ignore[misc]
-                    3 * ROUND_S + SLACK_S,
-                )
-            lines = alarming_lines(victim.logged()[log_size:])
-            report(f"hostile {kind}: fds {fds} -> {most_fds}, {len(lines)} lines logged")
-            assert len(lines) <= MAX_LOG_LINES, "\n".join(lines)
+                most_fds = _most_fds(victim) if kind == "silent" else process.num_fds()
+            num_lines = len(alarming_lines(victim.logged())) - before
+            report(f"hostile {kind}: fds {fds} -> {most_fds}, {num_lines} lines logged")
+            assert num_lines <= MAX_LOG_LINES, victim.tail()
         _say_nonsense(victim)
 
         def is_calm() -> bool:
@@ -262,12 +256,27 @@ def test_hostile_bytes_change_nothing(scene: Scene) -> None:
             return process.num_fds() <= MAX_GROWTH * fds and now <= MAX_GROWTH * rss
 
         wait_until("file descriptors and memory are back", is_calm, CALM_S)
+    lines = alarming_lines(victim.logged()[log_size:])
     report(
         f"hostile bytes: fds {fds} -> {process.num_fds()}, RSS {rss / 1e6:.0f} MB -> "
-        f"{process.memory_info().rss / 1e6:.0f} MB"
+        f"{process.memory_info().rss / 1e6:.0f} MB, {len(lines)} lines logged in all"
     )
-    assert process.status() != psutil.STATUS_ZOMBIE
+    # Some are only given up, and may only be told of, when their time is over.
+    assert len(lines) <= MAX_LOG_LINES * len(hostile.KINDS), "\n".join(lines)
     assert victim.status().num_peers == 3
+
+
+def _most_fds(victim: NodeAgent) -> int:
+    """Wait for two commits; return the most file descriptors seen meanwhile."""
+    first, most = victim.status().round_index, 0
+
+    def look() -> bool:
+        nonlocal most
+        most = max(most, victim.process().num_fds())
+        return victim.status().round_index >= first + 2
+
+    wait_until("two commits meanwhile", look, 4 * ROUND_S + SLACK_S)
+    return most
 
 
 def _say_nonsense(victim: NodeAgent) -> None:
@@ -291,7 +300,7 @@ def _say_nonsense(victim: NodeAgent) -> None:
         for _ in range(60):
             with contextlib.suppress(BlockingIOError):  # its queue is full: refused
                 stack.enter_context(victim.raw_control())
-    victim.wait_for("it answers", lambda s: s.agent_pid == victim.pids[-1], 20)
+    wait_until("it answers again", victim.status_or_none, 20)
     lines = alarming_lines(victim.logged()[log_size:])
     report(f"hostile control socket: {len(lines)} lines logged")
     assert len(lines) <= MAX_LOG_LINES, "\n".join(lines)
