@@ -82,7 +82,9 @@ def test_one_address_joins_two_networks_and_is_not_needed_afterwards(tmp_path: P
         after = wait_joint_round(others, before, 8 * ROUND_S)
         gap_s = max(longest_gap_s(agent, killed_utc) for agent in others)
         status = others[0].status()
-        assert gap_s <= ROUND_S + status.grace_s + status.failover_s + SLACK_S
+        assert (
+            gap_s <= ROUND_S + status.grace_s + status.failover_s + SLACK_S + 1.0
+        )  # whole seconds
         report(
             f"router: 6 agents connected {connected_s:.1f} s after the last one was up; without "
             f"the bootstrap the next commit of all five is round {after} (was {before}), longest "

@@ -95,7 +95,8 @@ def going_on(agents: Sequence[NodeAgent], what: str) -> Iterator[None]:
     yield
     statuses = [agent.status() for agent in agents]
     gap_s = max(longest_gap_s(agent, since_utc) for agent in agents)
-    most_s = ROUND_S + max(s.grace_s + s.failover_s for s in statuses) + SLACK_S
+    wait_s = max(s.grace_s + s.failover_s for s in statuses)
+    most_s = ROUND_S + wait_s + SLACK_S + 1.0  # instants are told to the second
     num_rounds = min(s.round_index for s in statuses) - first
     report(f"{what}: {num_rounds} rounds, longest gap {gap_s:.0f} s of {most_s:.0f} s allowed")
     assert gap_s <= most_s
@@ -146,6 +147,11 @@ def test_a_newcomer_catches_up_from_several_and_contributes(scene: Scene) -> Non
     newcomer.process().send_signal(signal.SIGTERM)
     assert newcomer.processes[-1].wait(20) == 0
     wait_until("nothing of it is left", lambda: not scene.swarm.strays(), 10)
+    wait_until(
+        "the others count on it no more",
+        lambda: all(a.history()[-1].num_contributions == 4 for a in scene.agents),
+        4 * ROUND_S,
+    )
 
 
 @pytest.mark.parametrize(
