@@ -105,6 +105,7 @@ def _one_death(swarm: LocalSwarm, victim: NodeAgent, part: str, moment: float) -
         lambda s: s.tip != tip or s.round_elapsed_s >= moment * ROUND_S,
         4 * ROUND_S,
     )
+    assert before.tokens_per_s > 0, "its loss is counted by its speed"
     other_statuses = {agent.home: agent.status() for agent in others}
     children = [process.pid for process in victim.process().children(recursive=True)]
     killed_at_s = time.monotonic()
