@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.simulation.scenario import ROUND_S, Report, Scenario, Simulation
-from tests.simulation.world import CLEAN, HOSTILE, USUAL
+from volunteer.lab.simulation.scenario import ROUND_S, Report, Scenario, Simulation
+from volunteer.lab.simulation.world import CLEAN, HOSTILE, USUAL
 
 pytestmark = [pytest.mark.simulation, pytest.mark.slow]
 LONGEST_DISAGREEMENT_ROUNDS = 12.0

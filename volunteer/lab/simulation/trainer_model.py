@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from tests.simulation.world import World
+from volunteer.lab.simulation.world import World
 from volunteer.rounds import events as ev
 from volunteer.rounds.records import Contribution
 

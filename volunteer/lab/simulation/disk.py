@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.simulation.trainer_model import Snapshot
+from volunteer.lab.simulation.trainer_model import Snapshot
 from volunteer.rounds.records import Record
 
 

@@ -15,9 +15,9 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
-from tests.simulation.disk import Disk
-from tests.simulation.trainer_model import Contents, Snapshot, TrainerModel
-from tests.simulation.world import World
+from volunteer.lab.simulation.disk import Disk
+from volunteer.lab.simulation.trainer_model import Contents, Snapshot, TrainerModel
+from volunteer.lab.simulation.world import World
 from volunteer.rounds import events as ev
 from volunteer.rounds.chain import ChainRules, listed_in_order
 from volunteer.rounds.machine import Machine
@@ -40,11 +40,20 @@ JOURNAL_ROUNDS = 8
 class Observer(Protocol):
     """Who watches that the rules hold."""
 
-    def note_saved(self, peer: str, snapshot: Snapshot) -> None: ...
-    def note_published(self, record_id: str, record: Record) -> None: ...
-    def note_final(self, member: Member, action: ev.Finalise) -> None: ...
-    def note_alarm(self, member: Member, action: ev.RaiseAlarm) -> None: ...
-    def check(self, member: Member) -> None: ...
+    def note_saved(self, peer: str, snapshot: Snapshot) -> None:
+        """Units are on a disk."""
+
+    def note_published(self, record_id: str, record: Record) -> None:
+        """A member has signed a record and put it on disk."""
+
+    def note_final(self, member: Member, action: ev.Finalise) -> None:
+        """A member holds a commit to be final."""
+
+    def note_alarm(self, member: Member, action: ev.RaiseAlarm) -> None:
+        """A member has raised the alarm of rule 18."""
+
+    def check(self, member: Member) -> None:
+        """Something has happened to a member."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -242,6 +251,20 @@ class Member:
                     self._prune(action.round_index)
                 if self.trainer is not None:
                     self.trainer.send(action)
+            case ev.DropWork(contribution_ids):
+                self.disk.dropped += contribution_ids
+            case ev.Finalise():
+                self.referee.note_final(self, action)
+            case ev.RaiseAlarm():
+                self.referee.note_alarm(self, action)
+            case ev.BanPeer(peer):
+                self.banned.add(peer)
+            case _:
+                self._start(action)
+
+    def _start(self, action: ev.Action) -> None:
+        """Begin what takes its time."""
+        match action:
             case ev.FetchBlob(contribution_id, contribution):
                 delay_s = self.world.fetch_s(self.world.net.fetch_s)
                 self.after(delay_s, partial(self._fetch_blob, contribution_id, contribution))
@@ -254,14 +277,8 @@ class Member:
                 self.after(APPLY_S, partial(self._compute_state, action))
             case ev.ComputeProposal():
                 self.after(APPLY_S, partial(self._compute_proposal, action))
-            case ev.DropWork(contribution_ids):
-                self.disk.dropped += contribution_ids
-            case ev.Finalise():
-                self.referee.note_final(self, action)
-            case ev.RaiseAlarm():
-                self.referee.note_alarm(self, action)
-            case ev.BanPeer(peer):
-                self.banned.add(peer)
+            case _:
+                raise AssertionError(action)
 
     # ------------------------------------------------------------------------ files, slowly
 

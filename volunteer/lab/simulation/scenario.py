@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from tests.simulation.member import Member
-from tests.simulation.referee import Referee
-from tests.simulation.trainer_model import Contents
-from tests.simulation.world import USUAL, Net, World
+from volunteer.lab.simulation.member import Member
+from volunteer.lab.simulation.referee import Referee
+from volunteer.lab.simulation.trainer_model import Contents
+from volunteer.lab.simulation.world import USUAL, Net, World
 from volunteer.rounds.chain import ChainRules
 from volunteer.rounds.records import genesis_id
 from volunteer.rounds.turn import Timing

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.simulation.member import Member
-from tests.simulation.trainer_model import Contents, Snapshot, Unit
+from volunteer.lab.simulation.member import Member
+from volunteer.lab.simulation.trainer_model import Contents, Snapshot, Unit
 from volunteer.rounds import events as ev
 from volunteer.rounds.chain import ChainFacts, listed_in_order
 from volunteer.rounds.credit import WorkState

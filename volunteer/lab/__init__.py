@@ -1,0 +1,1 @@
+"""Reproductions of the papers' comparisons, and simulations, on one machine."""

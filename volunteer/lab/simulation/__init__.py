@@ -1,0 +1,1 @@
+"""The round protocol with many members, in virtual time, over a faulty network."""
