@@ -20,6 +20,8 @@ from volunteer.rounds.records import Hash, Name
 
 MAX_SPEC_BYTES = 64 * 1024
 _HASH_CONTEXT = b"allmende/run/1\x00"
+KNOWN_CODECS = (("int4", 1), ("fp16", 1), ("fp32", 1))
+"""Id and version."""
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -91,9 +93,19 @@ class CodecSpec(_Table, frozen=True, kw_only=True):
     """How a pseudo-gradient is compressed."""
 
     id: Name = "int4"
+    """`int4`, or the floats themselves: `fp16` (4 times the bytes), `fp32` (8 times)."""
     version: _Count = 1
     block_elements: Annotated[int, msgspec.Meta(ge=16, le=65536)] = 4096
+    """Parameters that share a scale; with the floats, that are measured together."""
     error_feedback_beta: _Fraction = 1.0
+    """How much of what a contribution could not express goes into the next one."""
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Size of a contribution's blob for each parameter, without its header."""
+        if self.id == "int4":
+            return 0.5 + 4 / self.block_elements
+        return {"fp16": 2.0, "fp32": 4.0}[self.id]
 
 
 class RoundSpec(_Table, frozen=True, kw_only=True):
@@ -197,8 +209,9 @@ def verify_run_spec(spec: RunSpec, *, source: str) -> None:
         for source_text in spec.data.sources
         if not source_text.startswith("builtin:")
     ]
-    if (spec.codec.id, spec.codec.version) != ("int4", 1):
-        problems.append(f"codec {spec.codec.id} {spec.codec.version} is unknown; known: int4 1")
+    if (spec.codec.id, spec.codec.version) not in KNOWN_CODECS:
+        known = ", ".join(f"{codec} {version}" for codec, version in KNOWN_CODECS)
+        problems.append(f"codec {spec.codec.id} {spec.codec.version} is unknown; known: {known}")
     if problems:
         raise RunSpecError(f"{source}: " + "; ".join(problems))
 

@@ -77,9 +77,9 @@ class ModuleFiles:
         self.nursery: trio.Nursery | None = None
         self.on_refused: Callable[[str, str], None] = lambda contribution_id, reason: None
         self._computed: dict[tuple[str, tuple[str, ...]], StateBuilt] = {}
-        # fp32 weights and momentum; int4 codes are far smaller.
-        self._max_state_bytes = 8 * num_parameters(spec.model) + _HEADER_BYTES
-        self._max_blob_bytes = num_parameters(spec.model) + _HEADER_BYTES
+        num = num_parameters(spec.model)
+        self._max_state_bytes = 8 * num + _HEADER_BYTES  # fp32 weights and momentum
+        self._max_blob_bytes = int(spec.codec.bytes_per_parameter * num) + _HEADER_BYTES
 
     # ----------------------------------------------------------------------------- loading
 
