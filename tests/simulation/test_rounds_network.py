@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from volunteer.lab.simulation.scenario import ROUND_S, Report, Scenario, Simulation
+from volunteer.lab.simulation.report import Report
+from volunteer.lab.simulation.scenario import ROUND_S, Scenario
+from volunteer.lab.simulation.simulation import Simulation
 from volunteer.lab.simulation.world import CLEAN, HOSTILE, USUAL
 
 pytestmark = [pytest.mark.simulation, pytest.mark.slow]

@@ -1,7 +1,11 @@
-"""What a crash of a simulated member leaves."""
+"""What a crash of a simulated member leaves.
+
+Runs in: simulation.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from volunteer.lab.simulation.trainer_model import Snapshot
@@ -14,8 +18,21 @@ class Disk:
 
     records: dict[str, Record] = field(default_factory=dict)
     """In their order of arrival."""
+    by_height: dict[int, dict[str, Record]] = field(default_factory=dict)
+    """The same by height, as the exchange asks for them."""
     blobs: set[str] = field(default_factory=set)
     verified: list[str] = field(default_factory=list)
-    states: set[str] = field(default_factory=set)
+    states: dict[str, str] = field(default_factory=dict)
+    """Commit -> hash of the state file, as its bytes give it: not as the commit states it."""
     dropped: list[str] = field(default_factory=list)
     snapshot: Snapshot = field(default_factory=Snapshot)
+
+    def keep(self, record_id: str, record: Record) -> None:
+        """Put a record on disk, once."""
+        if record_id not in self.records:
+            self.records[record_id] = record
+            self.by_height.setdefault(record.round_index, {})[record_id] = record
+
+    def heights_from(self, height: int) -> Iterator[int]:
+        """Yield the heights at which there are records, from `height` up."""
+        return (h for h in sorted(self.by_height) if h >= height)

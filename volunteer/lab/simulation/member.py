@@ -1,7 +1,8 @@
 """One simulated member: the real machine, and a model of the driver, its disk and its trainer.
 
-What the real driver promises is kept here: records are on disk before they are sent, own records
-are fed back at once, a crash leaves the disk and nothing else, and every request is answered.
+Runs in: simulation. What the real driver promises is kept here: records are on disk before they are
+sent, own records are fed back at once, a crash leaves the disk and nothing else, and every request
+is answered. What takes time is in `files.py`, what crosses the network in `exchange.py`.
 """
 
 from __future__ import annotations
@@ -12,29 +13,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-import msgspec
-from blake3 import blake3
-
+from volunteer.lab.simulation.byzantine import Liar
 from volunteer.lab.simulation.disk import Disk
+from volunteer.lab.simulation.exchange import Exchange
+from volunteer.lab.simulation.files import Files
+from volunteer.lab.simulation.gossip import Mesh
+from volunteer.lab.simulation.traffic import Traffic
 from volunteer.lab.simulation.trainer_model import Contents, Snapshot, TrainerModel
 from volunteer.lab.simulation.world import World
 from volunteer.rounds import events as ev
-from volunteer.rounds.chain import ChainRules, listed_in_order
+from volunteer.rounds.chain import ChainRules
 from volunteer.rounds.machine import Machine
-from volunteer.rounds.records import (
-    Close,
-    Commit,
-    Contribution,
-    Record,
-    author_of,
-    encode_body,
-    record_id_of,
-)
+from volunteer.rounds.records import Close, Contribution, Record
 from volunteer.rounds.turn import Timing
 
 TICK_S = 2.0
-APPLY_S = 0.5
-JOURNAL_ROUNDS = 8
+UNITS_PER_DISK = 1_000_000
+"""What a member trains after it has lost its disk gets numbers of its own."""
 
 
 class Observer(Protocol):
@@ -42,6 +37,9 @@ class Observer(Protocol):
 
     def note_saved(self, peer: str, snapshot: Snapshot) -> None:
         """Units are on a disk."""
+
+    def note_disk_lost(self, peer: str) -> None:
+        """All units on that disk are gone."""
 
     def note_published(self, record_id: str, record: Record) -> None:
         """A member has signed a record and put it on disk."""
@@ -51,6 +49,9 @@ class Observer(Protocol):
 
     def note_alarm(self, member: Member, action: ev.RaiseAlarm) -> None:
         """A member has raised the alarm of rule 18."""
+
+    def note_ban(self, member: Member, action: ev.BanPeer) -> None:
+        """A member has cut off another one for good."""
 
     def check(self, member: Member) -> None:
         """Something has happened to a member."""
@@ -65,19 +66,46 @@ class Member:
     timing: Callable[[], Timing]
     world: World
     contents: Contents
+    traffic: Traffic
     referee: Observer
     peers: Mapping[str, Member]
     tokens_per_s: float
+    slowness: float = 1.0
+    """Factor on the time that its transfers take."""
+    mesh: Mesh | None = None
+    liar: Liar | None = None
     disk: Disk = field(default_factory=Disk)
     machine: Machine = field(init=False)
+    files: Files = field(init=False)
+    exchange: Exchange = field(init=False)
     trainer: TrainerModel | None = None
     is_up: bool = False
+    is_frozen: bool = False
+    """Its lid is closed: time stands still for it, and nothing reaches it."""
     wants_to_contribute: bool = True
     is_contributing: bool = False
     banned: set[str] = field(default_factory=set)
     num_starts: int = 0
-    is_liar: bool = False
-    """Votes for whatever it stands on, and signs two commits where it proposes."""
+    num_disks: int = 1
+    clock_ahead_s: float = 0.0
+    """What its clock has jumped."""
+    _frozen_at_s: float = 0.0
+    _after_thaw: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Have the parts that know the member."""
+        self.files = Files(self)
+        self.exchange = Exchange(self)
+
+    @property
+    def is_liar(self) -> bool:
+        """Whether it breaks the rules on purpose."""
+        return self.liar is not None
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether it answers."""
+        return self.is_up and not self.is_frozen
 
     # ---------------------------------------------------------------------- starts and ends
 
@@ -87,8 +115,8 @@ class Member:
         self.num_starts += 1
         self.machine = Machine(self.rules, self.timing(), self.me)
         self._load()
-        self._tick(self.num_starts)
-        self._sync(self.num_starts)
+        self._tick()
+        self.exchange.start()
         if self.wants_to_contribute:
             self.resume()
 
@@ -103,7 +131,7 @@ class Member:
         genesis = self.rules.genesis_id
         if not self.disk.verified:
             self.disk.verified.append(genesis)
-            self.disk.states.add(genesis)
+            self.disk.states[genesis] = ""
         for commit_id in self.disk.verified:
             self.feed_silently(ev.StateHeld(commit_id))
             if commit_id not in self.disk.states:
@@ -111,20 +139,44 @@ class Member:
 
     def feed_silently(self, event: ev.Event) -> None:
         """Feed an event of loading: it must lead to nothing."""
-        assert not self.machine.handle(event, self._clock()), event
+        assert not self.machine.handle(event, self.clock_s()), event
 
     def crash(self) -> None:
         """End with no last word; what is on disk stays."""
-        self.is_up = False
+        self.is_up = self.is_frozen = False
         self.is_contributing = False
+        self._after_thaw.clear()
         if self.trainer is not None:
             self.trainer.is_ended = True
         self.trainer = None
 
+    def lose_disk(self) -> None:
+        """End, and lose everything but the key."""
+        self.crash()
+        self.disk = Disk(snapshot=Snapshot(num_units=self.num_disks * UNITS_PER_DISK))
+        self.num_disks += 1
+        self.referee.note_disk_lost(self.me)
+
+    def freeze(self) -> None:
+        """Close the lid: the agent keeps its memory, and notices nothing."""
+        self.is_frozen = True
+        self._frozen_at_s = self.world.now_s
+
+    def thaw(self) -> None:
+        """Open the lid: whatever was due meanwhile happens at once."""
+        if not self.is_frozen:
+            return
+        self.is_frozen = False
+        if self.trainer is not None:
+            self.trainer.stood_still(self.world.now_s - self._frozen_at_s)
+        waiting, self._after_thaw = self._after_thaw, []
+        for act in waiting:
+            act()
+
     def pause(self) -> None:
         """The owner is back."""
         self.wants_to_contribute = False
-        if not self.is_up or not self.is_contributing:
+        if not self.is_reachable or not self.is_contributing:
             return
         self.is_contributing = False
         assert self.trainer is not None
@@ -138,7 +190,7 @@ class Member:
     def resume(self) -> None:
         """The owner has gone."""
         self.wants_to_contribute = True
-        if not self.is_up or self.is_contributing:
+        if not self.is_reachable or self.is_contributing:
             return
         self.is_contributing = True
         self.trainer = TrainerModel(
@@ -150,6 +202,7 @@ class Member:
             own=self.machine.own,
             save=self._save,
             answer=self.feed,
+            after=self.after,
         )
         self.feed(ev.ContributingChanged(True))
         last = self.disk.snapshot.last
@@ -165,33 +218,37 @@ class Member:
             self.disk.blobs.add(snapshot.last.blob_id)
         self.referee.note_saved(self.me, snapshot)
 
-    def _clock(self) -> float:
-        # Nobody's clock agrees with anybody's, nor with itself across a restart.
-        return self.world.now_s + 1000.0 * self.num_starts + len(self.me)
-
     # --------------------------------------------------------------------------------- time
 
+    def clock_s(self) -> float:
+        """Return its own clock, which agrees with nobody's, nor with itself across a restart."""
+        return self.world.now_s + self.clock_ahead_s + 1000.0 * self.num_starts + len(self.me)
+
     def after(self, delay_s: float, act: Callable[[], None]) -> None:
-        """Do `act` later, unless this process has ended by then."""
+        """Do `act` later, unless this process has ended by then; not before the lid is open."""
         generation = self.num_starts
 
         def act_if_up() -> None:
-            if self.is_up and self.num_starts == generation:
+            if not self.is_up or self.num_starts != generation:
+                return
+            if self.is_frozen:
+                self._after_thaw.append(act_if_up)
+            else:
                 act()
 
         self.world.after(delay_s, act_if_up)
 
-    def _tick(self, generation: int) -> None:
+    def _tick(self) -> None:
         if self.trainer is not None:
             self.feed(ev.WorkReported(self.trainer.tokens()))
         self.feed(ev.Ticked())
-        self.after(TICK_S, partial(self._tick, generation))
+        self.after(TICK_S, self._tick)
 
     # --------------------------------------------------------------------------- the driver
 
     def feed(self, event: ev.Event) -> None:
         """Have the machine take in `event`, and do what it says."""
-        actions = deque(self.machine.handle(event, self._clock()))
+        actions = deque(self.machine.handle(event, self.clock_s()))
         while actions:
             action = actions.popleft()
             if isinstance(action, ev.PublishRecord):
@@ -201,56 +258,37 @@ class Member:
         self.referee.check(self)
 
     def _publish(self, record: Record) -> list[ev.Action]:
-        if self.is_liar and isinstance(record, Contribution):
-            record = msgspec.structs.replace(record, vote=True)
-        record_id = record_id_of(encode_body(record))
+        if self.liar is not None:
+            record = self.liar.alter(record)
+        record_id = self.traffic.register(record)
         if not isinstance(record, Close):
-            self.disk.records.setdefault(record_id, record)
+            self.disk.keep(record_id, record)
             self.referee.note_published(record_id, record)
-        actions = self.machine.handle(ev.RecordArrived(record_id, record), self._clock())
-        peers = [peer for peer in self.peers.values() if peer is not self]
-        if self.is_liar and isinstance(record, Commit) and len(record.contributions) > 1:
-            other = self._second_commit(record)
-            other_id = record_id_of(encode_body(other))
-            self.disk.records[other_id] = other
-            self._gossip(other_id, other, peers[::2])
-            peers = peers[1::2]
-        self._gossip(record_id, record, peers)
+        actions = self.machine.handle(ev.RecordArrived(record_id, record), self.clock_s())
+        audience = None if self.liar is None else self.liar.tell_others_otherwise(record)
+        self.exchange.gossip(record_id, record, audience)
         return actions
-
-    def _gossip(self, record_id: str, record: Record, peers: list[Member]) -> None:
-        for peer in peers:
-            if self.world.net.has_gossip and not are_cut_off(self, peer):
-                self.world.send(self.me, peer.me, partial(peer.receive, record_id, record))
-
-    def _second_commit(self, commit: Commit) -> Commit:
-        """Return another commit for the same parent and rank: one contribution less.
-
-        Every other one states a hash that is not that of its state.
-        """
-        known = self.machine.known
-        listed_ids = commit.contributions[1:]
-        listed = listed_in_order(listed_ids, known.facts[commit.parent], known.contributions)
-        state_hash = self.state_after(commit.parent, listed)
-        if commit.round_index % 2:
-            state_hash = state_hash[::-1]
-        return msgspec.structs.replace(commit, contributions=listed_ids, state_hash=state_hash)
 
     def receive(self, record_id: str, record: Record) -> None:
         """A record with a good signature has come from somebody."""
-        if not self.is_up or record_id in self.disk.records:
+        if not self.is_reachable or record_id in self.disk.records:
             return
-        if not isinstance(record, Close):
-            self.disk.records[record_id] = record
+        if isinstance(record, Close):
+            if record.base in self.machine.known.closed:
+                return  # the machine would not look at it
+        else:
+            self.disk.keep(record_id, record)
         self.feed(ev.RecordArrived(record_id, record))
 
     def _dispatch(self, action: ev.Action) -> None:
         match action:
-            case ev.Encode() | ev.MoveTo():
-                if isinstance(action, ev.MoveTo):
-                    self._prune(action.round_index)
+            case ev.Encode():
                 if self.trainer is not None:
                     self.trainer.send(action)
+            case ev.MoveTo():
+                self.files.prune(action.round_index)
+                if self.trainer is not None:
+                    self.trainer.send(self._without_lost(action))
             case ev.DropWork(contribution_ids):
                 self.disk.dropped += contribution_ids
             case ev.Finalise():
@@ -259,149 +297,21 @@ class Member:
                 self.referee.note_alarm(self, action)
             case ev.BanPeer(peer):
                 self.banned.add(peer)
+                self.referee.note_ban(self, action)
             case _:
-                self._start(action)
+                self.files.begin(action)
 
-    def _start(self, action: ev.Action) -> None:
-        """Begin what takes its time."""
-        match action:
-            case ev.FetchBlob(contribution_id, contribution):
-                delay_s = self.world.fetch_s(self.world.net.fetch_s)
-                self.after(delay_s, partial(self._fetch_blob, contribution_id, contribution))
-            case ev.FetchState(commit_id, _):
-                delay_s = self.world.fetch_s(self.world.net.state_fetch_s)
-                self.after(delay_s, partial(self._fetch_state, commit_id))
-            case ev.FetchRecord(record_id):
-                self.after(2 * self.world.delay_s(), partial(self._fetch_record, record_id))
-            case ev.ComputeState():
-                self.after(APPLY_S, partial(self._compute_state, action))
-            case ev.ComputeProposal():
-                self.after(APPLY_S, partial(self._compute_proposal, action))
-            case _:
-                raise AssertionError(action)
-
-    # ------------------------------------------------------------------------ files, slowly
-
-    def _linked(self) -> list[Member]:
-        return [
-            peer
-            for peer in self.peers.values()
-            if peer is not self
-            and peer.is_up
-            and self.world.are_linked(self.me, peer.me)
-            and not are_cut_off(self, peer)
-        ]
-
-    def _fetch_blob(self, contribution_id: str, contribution: Contribution) -> None:
-        blob_id = contribution.blob_id
-        if not any(blob_id in peer.disk.blobs for peer in self._linked()):
-            self.feed(ev.RequestFailed(contribution_id))
-        elif blob_id in self.contents.units_of:
-            self.disk.blobs.add(blob_id)
-            self.feed(ev.BlobHeld(contribution_id))
-        else:
-            self.feed(ev.BlobRefused(contribution_id, "not finite"))
-
-    def _fetch_state(self, commit_id: str) -> None:
-        if any(commit_id in peer.disk.states for peer in self._linked()):
-            self._hold_state(commit_id)
-        else:
-            self.feed(ev.RequestFailed(commit_id))
-
-    def _fetch_record(self, record_id: str) -> None:
-        holders = [peer for peer in self._linked() if record_id in peer.disk.records]
-        if holders:
-            self.receive(record_id, holders[0].disk.records[record_id])
-
-    def _compute_state(self, action: ev.ComputeState) -> None:
-        commit = action.commit
-        if not self._can_apply(commit.parent, action.listed):
-            self.feed(ev.RequestFailed(action.commit_id))
-        elif commit.state_hash != self.state_after(commit.parent, action.listed):
-            self.feed(ev.StateRefused(action.commit_id, "another hash"))
-        else:
-            self._hold_state(action.commit_id)
-
-    def _compute_proposal(self, action: ev.ComputeProposal) -> None:
-        if not self._can_apply(action.parent, action.listed):
-            self.feed(ev.RequestFailed(action.parent))
-            return
-        listed = tuple(entry.contribution_id for entry in action.listed)
-        state_hash = self.state_after(action.parent, action.listed)
-        self.feed(ev.ProposalComputed(action.parent, listed, state_hash))
-
-    def _can_apply(self, parent: str, listed: tuple[ev.Listed, ...]) -> bool:
-        blobs = {entry.contribution.blob_id for entry in listed}
-        return self.is_contributing and parent in self.disk.states and blobs <= self.disk.blobs
-
-    def state_after(self, parent: str, listed: tuple[ev.Listed, ...]) -> str:
-        """Return the hash of what applying `listed` to the state of `parent` gives."""
-        text = self.machine.state_hash_of(parent) + "".join(
-            f"/{e.contribution_id}:{e.is_late}:{e.is_on_probation}" for e in listed
+    def _without_lost(self, action: ev.MoveTo) -> ev.MoveTo:
+        """Return the order without work whose blob is gone, which is given up, as by the driver."""
+        own, blobs = self.machine.own, self.disk.blobs
+        lost = tuple(
+            i
+            for i in action.pending
+            if any(own[k].blob_id not in blobs for k in (i, *own[i].carries) if k in own)
         )
-        return blake3(text.encode()).hexdigest()
-
-    def _hold_state(self, commit_id: str) -> None:
-        if commit_id not in self.disk.verified:
-            self.disk.verified.append(commit_id)
-        self.disk.states.add(commit_id)
-        self.feed(ev.StateHeld(commit_id))
-
-    def _prune(self, height: int) -> None:
-        facts = self.machine.known.facts
-        for commit_id in sorted(self.disk.states):
-            if facts[commit_id].height < height - JOURNAL_ROUNDS:
-                self.disk.states.discard(commit_id)
-                self.after(0.0, partial(self.feed, ev.StateDropped(commit_id)))
-        old = [
-            record.blob_id
-            for record in self.disk.records.values()
-            if isinstance(record, Contribution)
-            and record.round_index < height - JOURNAL_ROUNDS
-            and record.author != self.me
-        ]
-        self.disk.blobs.difference_update(old)
-
-    # ------------------------------------------------------------------- the exchange (25)
-
-    def _sync(self, generation: int) -> None:
-        self.after(
-            self.world.net.sync_s * self.world.rng.uniform(0.7, 1.3),
-            partial(self._sync, generation),
-        )
-        linked = self._linked()
-        if linked:
-            peer = self.world.rng.choice(linked)
-            self.world.send(self.me, peer.me, partial(peer.answer_sync, self))
-
-    def answer_sync(self, asking: Member) -> None:
-        """A neighbour says what it has; take what is new, and send back what it lacks."""
-        if not self.is_up or are_cut_off(self, asking):
-            return
-        self._take_all(asking)
-        self.world.send(self.me, asking.me, partial(asking.take_answer, self))
-
-    def take_answer(self, peer: Member) -> None:
-        """The neighbour's records have come."""
-        if self.is_up:
-            self._take_all(peer)
-
-    def _take_all(self, peer: Member) -> None:
-        for record_id, record in list(peer.disk.records.items()):
-            if record_id not in self.disk.records and author_of(record) != self.me:
-                self.receive(record_id, record)
-        tip = self.machine.tip
-        if peer.is_up and tip is not None and tip in peer.machine.known.closed:
-            closer = Close(
-                run_id=self.rules.run_id,
-                module_id=self.rules.module_id,
-                round_index=self.machine.known.facts[tip].height,
-                author=peer.me,
-                base=tip,
-            )
-            self.receive(record_id_of(encode_body(closer)), closer)
-
-
-def are_cut_off(one: Member, other: Member) -> bool:
-    """Return whether either has cut the other off."""
-    return other.me in one.banned or one.me in other.banned
+        if not lost:
+            return action
+        self.disk.dropped += lost
+        self.after(0.0, partial(self.feed, ev.WorkDropped(lost)))
+        kept = tuple(i for i in action.pending if i not in lost)
+        return ev.MoveTo(action.commit_id, action.round_index, action.state_hash, kept)

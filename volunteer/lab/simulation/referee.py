@@ -1,21 +1,25 @@
-"""Watches all members at once: the invariants I1 to I7 of ROUNDS.md, after every event."""
+"""Watches all members at once: the invariants I1 to I7 of ROUNDS.md, after every event.
+
+Runs in: simulation. It keeps a truth of its own: what the state after each commit is, and which
+units of work each chain lists. The books of one member (I4, credit) are in `books.py`.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from volunteer.lab.simulation.member import Member
+from volunteer.lab.simulation.books import Books
+from volunteer.lab.simulation.errors import BrokenRule
+from volunteer.lab.simulation.files import state_after
 from volunteer.lab.simulation.trainer_model import Contents, Snapshot, Unit
 from volunteer.rounds import events as ev
 from volunteer.rounds.chain import ChainFacts, listed_in_order
-from volunteer.rounds.credit import WorkState
 from volunteer.rounds.fork_choice import choose_tip, common_ancestor
 from volunteer.rounds.records import Commit, Contribution, Record
 
-
-class BrokenRule(AssertionError):
-    """An invariant does not hold."""
+if TYPE_CHECKING:
+    from volunteer.lab.simulation.member import Member
 
 
 @dataclass(slots=True)
@@ -24,28 +28,41 @@ class Referee:
 
     contents: Contents
     honest: frozenset[str]
+    genesis_id: str
     facts: dict[str, ChainFacts] = field(default_factory=dict)
     """Commit -> its facts, as the first member saw them (I7)."""
     finals: set[str] = field(default_factory=set)
-    kept: dict[str, set[Unit]] = field(default_factory=dict)
-    """Peer -> all units that were ever on its disk."""
+    books: Books = field(init=False)
     num_resets_conflicts: int = 0
-    num_dropped: int = 0
     most_final_lag: int = 0
     final_lags: list[int] = field(default_factory=list)
+    num_bans: int = 0
     _signed: dict[tuple[str, ...], str] = field(default_factory=dict)
     _units_on_chain: dict[str, frozenset[Unit]] = field(default_factory=dict)
+    _state_of: dict[str, str] = field(default_factory=dict)
+    """Commit -> the state that applying its chain gives."""
     _last_seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _num_facts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin with the genesis."""
+        self.books = Books(self.contents, self.honest)
+        self._state_of[self.genesis_id] = ""
+
+    @property
+    def kept(self) -> dict[str, set[Unit]]:
+        """Peer -> all units that were ever on its disk and may not get lost."""
+        return self.books.kept
 
     # ------------------------------------------------------------------------ as it happens
 
     def note_saved(self, peer: str, snapshot: Snapshot) -> None:
         """Units are on a disk: from now on they must not get lost."""
-        self.kept.setdefault(peer, set()).update(snapshot.open_units)
-        if snapshot.last is not None:
-            units = self.contents.units_of[snapshot.last.blob_id]
-            self.kept[peer].update(unit for unit in units if unit.author == peer)
+        self.books.note_saved(peer, snapshot)
+
+    def note_disk_lost(self, peer: str) -> None:
+        """What was on that disk is gone; what was signed with its key still binds."""
+        self.books.note_disk_lost(peer)
 
     def note_published(self, record_id: str, record: Record) -> None:
         """I1: one vote a height, one contribution and one proposal a commit."""
@@ -53,6 +70,7 @@ class Referee:
             self._sign_once(("contribution", record.author, record.base), record_id)
             if record.vote:
                 self._sign_once(("vote", record.author, str(record.round_index)), record_id)
+            self.books.check_declared(record)
         elif isinstance(record, Commit) and record.proposer in self.honest:
             self._sign_once(("commit", record.proposer, record.parent), record_id)
 
@@ -61,11 +79,12 @@ class Referee:
             raise BrokenRule(f"I1: signed twice: {key}")
 
     def note_final(self, member: Member, action: ev.Finalise) -> None:
-        """I2: no two conflicting finals unless a reset lies between."""
-        facts = member.machine.known.facts
+        """I2: no two conflicting finals unless a reset lies between. No credit from nowhere."""
         if member.me not in self.honest:
             return
+        facts = member.machine.known.facts
         self.final_lags.append(facts[member.machine.tip or ""].height - action.round_index)
+        self.books.note_final(member, action)
         if action.commit_id in self.finals:
             return
         self._note_facts(member)
@@ -82,9 +101,14 @@ class Referee:
 
     def note_alarm(self, member: Member, action: ev.RaiseAlarm) -> None:
         """Rule 18: no honest member may come to that while less than the quorum lies."""
-        if member.me not in self.honest:
-            return
-        raise BrokenRule(f"{member.me}: alarm, {action}")
+        if member.me in self.honest:
+            raise BrokenRule(f"{member.me}: alarm, {action}")
+
+    def note_ban(self, member: Member, action: ev.BanPeer) -> None:
+        """Rule 26: only who has signed two things is banned."""
+        if member.me in self.honest and action.peer in self.honest:
+            raise BrokenRule(f"I1: {member.me} has banned {action.peer}: {action.reason}")
+        self.num_bans += 1
 
     def units_on_chain(self, commit_id: str) -> frozenset[Unit]:
         """Return all work that the chain of `commit_id` lists."""
@@ -95,21 +119,27 @@ class Referee:
     def check(self, member: Member) -> None:
         """Check one honest member after something happened to it."""
         machine = member.machine
-        if machine.tip is None or member.me not in self.honest:
+        tip = machine.tip
+        if tip is None or member.me not in self.honest:
             return
         trainer = member.trainer
         idle = trainer is not None and trainer.is_idle
-        num_open = len(trainer.open_units) if trainer is not None else 0
-        seen = (machine.tip, len(machine.own), len(machine.dropped), idle, num_open)
+        work = machine.work
+        seen = (tip, len(work.own), len(work.dropped), idle, member.num_starts)
         before = self._last_seen.get(member.me, (None,))
         if before == seen:
             return
         self._last_seen[member.me] = seen
-        if before[0] != machine.tip:
+        if before[0] != tip:
             self._note_facts(member)
-            self._check_tip(member)
+            self._check_tip(member, tip)
         if idle:
-            self.check_books(member)
+            self.books.check(member)
+
+    def check_at_end(self, member: Member) -> None:
+        """Check all that a member has ever done."""
+        if member.me in self.honest and member.trainer is not None and member.trainer.is_idle:
+            self.books.check(member)
 
     def _note_facts(self, member: Member) -> None:
         """I7 and I3: the same facts everywhere, and no work twice on any chain."""
@@ -122,61 +152,42 @@ class Referee:
             if self.facts.setdefault(commit_id, facts[commit_id]) != facts[commit_id]:
                 raise BrokenRule(f"I7: two members differ in the facts at {commit_id[:8]}")
             if commit_id not in self._units_on_chain:
-                self._note_units(member, facts[commit_id])
+                self._note_commit(member, facts[commit_id])
         self._num_facts[key] = len(facts)
 
-    def _note_units(self, member: Member, facts: ChainFacts) -> None:
+    def _note_commit(self, member: Member, facts: ChainFacts) -> None:
+        """Note which work the chain lists with it, and what state it truly leads to."""
+        known = member.machine.known
         above = self._units_on_chain.get(facts.parent_id, frozenset())
-        listed: Counter[Unit] = Counter(above)
+        listed: set[Unit] = set()
+        twice: set[Unit] = set()
         for contribution_id in facts.listed:
-            contribution = member.machine.known.contributions[contribution_id]
-            listed.update(self.contents.units_of.get(contribution.blob_id, ()))
-        twice = [unit for unit, count in listed.items() if count > 1]
+            blob_id = known.contributions[contribution_id].blob_id
+            units = self.contents.units_of.get(blob_id, frozenset())
+            twice |= units & above | units & listed
+            listed |= units
         if any(unit.author in self.honest for unit in twice):
             raise BrokenRule(f"I3: listed twice on the chain of {facts.commit_id[:8]}: {twice}")
-        self._units_on_chain[facts.commit_id] = frozenset(listed)
+        self._units_on_chain[facts.commit_id] = above | listed
+        if facts.parent_id:
+            commit, parent = known.commits[facts.commit_id], known.facts[facts.parent_id]
+            in_order = listed_in_order(commit.contributions, parent, known.contributions)
+            self._state_of[facts.commit_id] = state_after(self._state_of[facts.parent_id], in_order)
 
-    def _check_tip(self, member: Member) -> None:
-        """I5: the tip is usable, and the choice that is kept is the choice of rule 17."""
-        machine, known = member.machine, member.machine.known
-        if machine.tip not in known.usable or machine.tip not in known.verified:
+    def _check_tip(self, member: Member, tip: str) -> None:
+        """I5: the tip is usable, its state is the one, and the choice is that of rule 17."""
+        known = member.machine.known
+        if tip not in known.usable or tip not in known.verified:
             raise BrokenRule(f"I5: {member.me} stands on a commit that is not usable")
-        commit = known.commits.get(machine.tip)
-        if commit is not None:
-            parent = known.facts[commit.parent]
-            listed = listed_in_order(commit.contributions, parent, known.contributions)
-            if commit.state_hash != member.state_after(commit.parent, listed):
-                raise BrokenRule(f"I5: {member.me} stands on a state that nobody else can have")
+        state = member.disk.states.get(tip)
+        if state != self._state_of[tip]:
+            raise BrokenRule(f"{member.me} stands on another state of {tip[:8]} than the others")
+        commit = known.commits.get(tip)
+        if commit is not None and commit.state_hash != state:
+            raise BrokenRule(f"I5: {member.me} stands on a commit that states another hash")
+        start = known.rules.genesis_id
+        if not known.facts[tip].resets:
+            start = known.facts[tip].final_id
         for choice in (known.usable_choice, known.header_choice):
-            start = known.rules.genesis_id
-            tip_facts = known.facts[machine.tip]
-            if not tip_facts.resets:
-                start = tip_facts.final_id
             if choice.best(start) != choose_tip(choice.tree, start):
                 raise BrokenRule(f"I5: {member.me} kept a path that is not the choice")
-
-    def check_books(self, member: Member) -> None:
-        """I4: every unit of work is in exactly one place."""
-        places = self._places(member)
-        wrong = {unit: places[unit] for unit in self.kept.get(member.me, ()) if places[unit] != 1}
-        if wrong:
-            raise BrokenRule(f"I4: {member.me} has units not in exactly one place: {wrong}")
-
-    def _places(self, member: Member) -> Counter[Unit]:
-        machine, trainer = member.machine, member.trainer
-        assert trainer is not None
-        own, states = machine.own, machine.work_states()
-        places: Counter[Unit] = Counter(trainer.open_units)
-        for carried in trainer.carried:
-            places.update(self.contents.new_part(carried, own))
-        tip = machine.known.facts[machine.tip or ""]
-        for work_id, contribution in own.items():
-            can_be_listed = contribution.base in (tip.commit_id, tip.parent_id)
-            if machine.work.listed_at(work_id) is not None or can_be_listed:
-                places.update(self.contents.units_of[contribution.blob_id])
-            elif states[work_id] is WorkState.DROPPED:
-                places.update(self.contents.new_part(work_id, own))
-        last = trainer.snapshot.last
-        if last is not None and last.blob_id not in {c.blob_id for c in own.values()}:
-            places.update(self.contents.units_of[last.blob_id])
-        return places

@@ -1,6 +1,7 @@
 """A trainer without tensors: its work is a set of units, so that the books can be counted.
 
-A unit is what was trained between two snapshots. Commands are done in order, as by the process.
+Runs in: simulation. A unit is what was trained between two snapshots. Commands are done in order,
+as by the process.
 """
 
 from __future__ import annotations
@@ -44,12 +45,18 @@ class Contents:
     """What each blob of the whole simulation holds, and the contributions that name it."""
 
     units_of: dict[str, frozenset[Unit]] = field(default_factory=dict)
+    withheld: set[str] = field(default_factory=set)
+    """Blobs whose authors give them to nobody."""
 
     def new_part(self, work_id: str, own: Mapping[str, Contribution]) -> frozenset[Unit]:
-        """Return N of a contribution: its blob less the new parts of what it carries."""
+        """Return N of a contribution: its blob less the new parts of what it carries.
+
+        Who has lost its disk may carry what it does not know to be its own.
+        """
         part = self.units_of[own[work_id].blob_id]
         for carried in own[work_id].carries:
-            part -= self.new_part(carried, own)
+            if carried in own:
+                part -= self.new_part(carried, own)
         return part
 
 
@@ -66,6 +73,8 @@ class TrainerModel:
     """The books, for what a carried contribution holds."""
     save: Callable[[Snapshot], None]
     answer: Callable[[ev.Event], None]
+    after: Callable[[float, Callable[[], None]], None]
+    """Do something later, in the machine's time: a lid that is closed delays it."""
     open_units: list[Unit] = field(default_factory=list)
     carried: frozenset[str] = frozenset()
     is_ended: bool = False
@@ -101,6 +110,11 @@ class TrainerModel:
             self.save_snapshot()
         return sum(unit.tokens for unit in self.open_units) + int(self._partial_tokens)
 
+    def stood_still(self, for_s: float) -> None:
+        """Time has passed in which nothing was trained."""
+        self._advanced_at_s += for_s
+        self._saved_at_s += for_s
+
     def save_snapshot(self, last: ev.ContributionEncoded | None = None) -> None:
         """Put on disk what has been trained so far."""
         self._close_unit()
@@ -133,7 +147,7 @@ class TrainerModel:
             command = self._commands.popleft()
             if isinstance(command, ev.Encode):
                 self._encoding = command.base
-                self.world.after(ENCODE_S, partial(self._finish_encoding, command.base))
+                self.after(ENCODE_S, partial(self._finish_encoding, command.base))
             else:
                 self.tokens()
                 self.carried = frozenset(command.pending)

@@ -1,0 +1,95 @@
+"""The books of every honest member: no unit of work is lost or counted twice, no credit is made up.
+
+Runs in: simulation. Invariant I4 of ROUNDS.md, and that what the swarm confirms was trained.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from volunteer.lab.simulation.errors import BrokenRule
+from volunteer.lab.simulation.trainer_model import Contents, Snapshot, Unit
+from volunteer.rounds import events as ev
+from volunteer.rounds.credit import WorkState, new_tokens
+from volunteer.rounds.records import Contribution
+
+if TYPE_CHECKING:
+    from volunteer.lab.simulation.member import Member
+
+
+@dataclass(slots=True)
+class Books:
+    """What was trained, and what was confirmed."""
+
+    contents: Contents
+    honest: frozenset[str]
+    kept: dict[str, set[Unit]] = field(default_factory=dict)
+    """Peer -> all units that were ever on the disk that it has now."""
+    _lost: dict[str, set[Unit]] = field(default_factory=dict)
+    """Peer -> units that were on disks that it has lost."""
+    _confirmed: dict[str, set[str]] = field(default_factory=dict)
+    """Peer -> own contributions that a final commit lists, or that those carry."""
+
+    def note_saved(self, peer: str, snapshot: Snapshot) -> None:
+        """Units are on a disk: from now on they must not get lost."""
+        kept = self.kept.setdefault(peer, set())
+        kept.update(snapshot.open_units)
+        if snapshot.last is not None:
+            units = self.contents.units_of[snapshot.last.blob_id]
+            kept.update(unit for unit in units if unit.author == peer)
+
+    def note_disk_lost(self, peer: str) -> None:
+        """Whatever was on that disk may be lost; some of it may still be listed."""
+        self._lost.setdefault(peer, set()).update(self.kept.pop(peer, ()))
+
+    def check_declared(self, record: Contribution) -> None:
+        """An honest member declares what it has trained, neither more nor less."""
+        trained = sum(unit.tokens for unit in self.contents.units_of[record.blob_id])
+        if record.tokens != trained:
+            raise BrokenRule(f"credit: {record.author} declares {record.tokens} of {trained}")
+
+    def note_final(self, member: Member, action: ev.Finalise) -> None:
+        """What is confirmed to a member is at most what it has trained."""
+        own = member.machine.own
+        confirmed = self._confirmed.setdefault(member.me, set())
+        for contribution_id in action.own_listed:
+            confirmed.add(contribution_id)
+            confirmed.update(own[contribution_id].carries)
+        new = new_tokens(own)
+        credit = sum(new.get(contribution_id, 0) for contribution_id in confirmed)
+        trained = self.trained_tokens(member.me)
+        if credit > trained:
+            raise BrokenRule(f"credit: {credit} tokens confirmed to {member.me} of {trained}")
+
+    def trained_tokens(self, peer: str) -> int:
+        """Return what a member has trained and kept, on all the disks that it has had."""
+        units = self.kept.get(peer, set()) | self._lost.get(peer, set())
+        return sum(unit.tokens for unit in units)
+
+    def check(self, member: Member) -> None:
+        """I4: every unit of work is in exactly one place."""
+        places = self._places(member)
+        wrong = {unit: places[unit] for unit in self.kept.get(member.me, ()) if places[unit] != 1}
+        if wrong:
+            raise BrokenRule(f"I4: {member.me} has units not in exactly one place: {wrong}")
+
+    def _places(self, member: Member) -> Counter[Unit]:
+        machine, trainer = member.machine, member.trainer
+        assert trainer is not None
+        own, states = machine.own, machine.work_states()
+        places: Counter[Unit] = Counter(trainer.open_units)
+        for carried in trainer.carried:
+            places.update(self.contents.new_part(carried, own))
+        tip = machine.known.facts[machine.tip or ""]
+        for work_id, contribution in own.items():
+            can_be_listed = contribution.base in (tip.commit_id, tip.parent_id)
+            if can_be_listed or machine.work.listed_at(work_id) is not None:
+                places.update(self.contents.units_of[contribution.blob_id])
+            elif states[work_id] is WorkState.DROPPED:
+                places.update(self.contents.new_part(work_id, own))
+        last = trainer.snapshot.last
+        if last is not None and last.blob_id not in {c.blob_id for c in own.values()}:
+            places.update(self.contents.units_of[last.blob_id])
+        return places

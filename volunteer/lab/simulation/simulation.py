@@ -1,0 +1,209 @@
+"""A scenario with a seed, being run to its end.
+
+Runs in: simulation.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from volunteer.lab.simulation.byzantine import Liar
+from volunteer.lab.simulation.exchange import are_cut_off
+from volunteer.lab.simulation.gossip import Mesh, draw_mesh
+from volunteer.lab.simulation.member import Member
+from volunteer.lab.simulation.referee import Referee
+from volunteer.lab.simulation.report import Report, heads_of, is_on_chain_of, tallest_of
+from volunteer.lab.simulation.scenario import ROUND_S, RUN_ID, Scenario
+from volunteer.lab.simulation.traffic import Traffic
+from volunteer.lab.simulation.trainer_model import Contents
+from volunteer.lab.simulation.trouble import Trouble
+from volunteer.lab.simulation.world import USUAL, World
+from volunteer.rounds.chain import ChainRules
+from volunteer.rounds.records import genesis_id
+from volunteer.rounds.turn import Timing
+
+LOOK_EVERY_S = 5.0
+HEALED_ROUNDS = 2.0
+"""All on one chain for so long is healed."""
+
+
+@dataclass(slots=True)
+class Simulation:
+    """One run."""
+
+    scenario: Scenario
+    seed: int
+    rng: random.Random = field(init=False)
+    world: World = field(init=False)
+    contents: Contents = field(default_factory=Contents)
+    traffic: Traffic = field(default_factory=Traffic)
+    referee: Referee = field(init=False)
+    trouble: Trouble = field(init=False)
+    members: dict[str, Member] = field(default_factory=dict)
+    num_switches: int = 0
+    _moved: dict[str, str] = field(default_factory=dict)
+    _differ_since_s: float | None = None
+    _differed_at_s: float = 0.0
+    _disagreed_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Draw who takes part."""
+        scenario = self.scenario
+        self.rng = random.Random(self.seed)
+        self.world = World(self.rng, scenario.net)
+        names = [f"peer-{i:02d}" for i in range(scenario.num_members)]
+        liars = names[1 : 1 + scenario.num_liars]
+        rules = self._rules(names[0])
+        honest = frozenset(names) - frozenset(liars)
+        self.referee = Referee(self.contents, honest, rules.genesis_id)
+        mesh = None
+        if scenario.net.mesh_degree:
+            neighbours = draw_mesh(names, scenario.net.mesh_degree, self.rng)
+            mesh = Mesh(self.world, neighbours, self._passes_on)
+        for name in names:
+            self.members[name] = self._member(name, rules, mesh, is_liar=name in liars)
+        self.trouble = Trouble(scenario, self.world, self.members, self.rng)
+
+    def _rules(self, publisher: str) -> ChainRules:
+        scenario = self.scenario
+        numerator, denominator = scenario.quorum
+        return ChainRules(
+            run_id=RUN_ID,
+            module_id="dense",
+            genesis_id=genesis_id(RUN_ID, "dense"),
+            publisher="" if scenario.is_open else publisher,
+            expiry_rounds=scenario.expiry_rounds,
+            demote_rounds=8,
+            max_contributions=scenario.max_contributions,
+            quorum_numerator=numerator,
+            quorum_denominator=denominator,
+        )
+
+    def _member(self, name: str, rules: ChainRules, mesh: Mesh | None, *, is_liar: bool) -> Member:
+        scenario, rng = self.scenario, self.rng
+        spread = scenario.speed_range**0.5
+        tokens_per_s, slowness = rng.choice((5.0, 10.0, 20.0)), 1.0
+        if spread > 1.0:
+            tokens_per_s = 10.0 * spread ** rng.uniform(-1.0, 1.0)
+            slowness = spread ** rng.uniform(-1.0, 1.0)
+        member = Member(
+            me=name,
+            rules=rules,
+            timing=self._timing,
+            world=self.world,
+            contents=self.contents,
+            traffic=self.traffic,
+            referee=self.referee,
+            peers=self.members,
+            tokens_per_s=tokens_per_s,
+            slowness=slowness,
+            mesh=mesh,
+        )
+        if is_liar:
+            lies = scenario.lies
+            if scenario.lies_per_liar:
+                lies = tuple(rng.sample(lies, min(scenario.lies_per_liar, len(lies))))
+            member.liar = Liar(frozenset(lies), rng)
+            member.liar.member = member
+        return member
+
+    def _timing(self) -> Timing:
+        return Timing(
+            round_s=ROUND_S, grace_s=self.scenario.grace_s, failover_s=self.scenario.failover_s
+        )
+
+    def _passes_on(self, one: str, other: str) -> bool:
+        member = self.members[one]
+        return member.is_reachable and not are_cut_off(member, self.members[other])
+
+    def run(self) -> Report:
+        """Run to the end and report; raises BrokenRule as soon as an invariant does not hold."""
+        scenario = self.scenario
+        members = list(self.members.values())
+        first = len(members) - scenario.num_newcomers
+        for i, member in enumerate(members):
+            late_s = 3 * ROUND_S * max(0, i - first + 1)
+            self.world.after(late_s + self.rng.uniform(0, 5), member.start)
+        for i in range(1, scenario.num_rounds):
+            self.world.after(i * ROUND_S, self.trouble.begin_round)
+        if scenario.split_rounds:
+            self.world.after(3 * ROUND_S, self.trouble.split_for_long)
+        self.world.after(scenario.num_rounds * ROUND_S, self._calm_down)
+        self._look()
+        self.world.run_until((scenario.num_rounds + scenario.quiet_rounds) * ROUND_S)
+        for member in members:
+            self.referee.check_at_end(member)
+        return self._report()
+
+    def _calm_down(self) -> None:
+        net = self.scenario.net
+        self.world.net = replace(USUAL, has_gossip=net.has_gossip, mesh_degree=net.mesh_degree)
+        self.trouble.end()
+
+    # -------------------------------------------------------------------------------- looking
+
+    def _look(self) -> None:
+        """Every few seconds: count switches, and how long tips differ."""
+        up = [m for m in self.members.values() if m.is_reachable and m.machine.tip is not None]
+        for member in up:
+            tip, before = member.machine.tip or "", self._moved.get(member.me)
+            if before != tip:
+                known = member.machine.known
+                if before in known.facts and not member.machine.work.is_on_chain(before):
+                    self.num_switches += 1
+                self._moved[member.me] = tip
+        honest = [m for m in up if m.is_contributing and not m.is_liar]
+        now_s = self.world.now_s
+        if honest and not self._are_on_one_chain(honest):
+            if self._differ_since_s is None:
+                self._differ_since_s = now_s
+            self._differed_at_s = now_s
+            self._disagreed_s = max(self._disagreed_s, now_s - self._differ_since_s)
+        else:
+            self._differ_since_s = None
+            since_s = max(self._differed_at_s, self.scenario.num_rounds * ROUND_S)
+            is_healed = self.trouble.is_quiet and now_s - since_s >= HEALED_ROUNDS * ROUND_S
+            if self.scenario.ends_when_healed and is_healed:
+                self.world.is_over = True
+        self.world.after(LOOK_EVERY_S, self._look)
+
+    def _are_on_one_chain(self, members: list[Member]) -> bool:
+        tallest = tallest_of(members)
+        return all(is_on_chain_of(member, tallest) for member in members)
+
+    # ------------------------------------------------------------------------------ reporting
+
+    def _report(self) -> Report:
+        members = [m for m in self.members.values() if not m.is_liar]
+        tallest = tallest_of(members)
+        height = len(tallest.machine.work.chain) - 1
+        lags = self.referee.final_lags
+        kept = {u for m in members for u in self.referee.kept.get(m.me, ())}
+        on_chain = self.referee.units_on_chain(tallest.machine.tip or "")
+        listed = sum(unit.tokens for unit in kept & on_chain)
+        quiet_from_s = self.scenario.num_rounds * ROUND_S
+        return Report(
+            height=height,
+            ideal_height=self._ideal_height(),
+            heads=heads_of(members, tallest),
+            forks_per_100=100 * self.num_switches / max(1, height),
+            mean_final_lag=sum(lags) / max(1, len(lags)),
+            most_final_lag=max(lags, default=0),
+            num_dropped=sum(len(member.disk.dropped) for member in members),
+            num_reset_conflicts=self.referee.num_resets_conflicts,
+            listed_fraction=listed / max(1, sum(unit.tokens for unit in kept)),
+            disagreed_s=self._disagreed_s,
+            healed_after_s=max(0.0, self._differed_at_s - quiet_from_s),
+            num_bans=self.referee.num_bans,
+            num_refused=sum(member.exchange.num_refused for member in members),
+            bytes_by_kind=dict(self.traffic.sent_bytes),
+            num_peer_rounds=len(self.members) * max(1, height),
+        )
+
+    def _ideal_height(self) -> float:
+        """Return the heights that this time is good for if nothing ever goes wrong."""
+        net, scenario = self.scenario.net, self.scenario
+        quiet_s = self.world.now_s - scenario.num_rounds * ROUND_S
+        ideal = scenario.num_rounds * ROUND_S / (ROUND_S + 4 * net.median_s + net.fetch_s)
+        return ideal + quiet_s / (ROUND_S + 4 * USUAL.median_s + USUAL.fetch_s)
