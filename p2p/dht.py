@@ -30,7 +30,7 @@ from p2p.dialer import Addresses, Dialer
 from p2p.errors import RequestRefusedError
 from p2p.guards import running_service
 from p2p.host import Host
-from p2p.kad_host import BufferedStream, KadHost, parse_own, providers_in
+from p2p.kad_host import PURPOSE, BufferedStream, KadHost, parse_own, providers_in
 from p2p.kad_wire import (
     KAD_PROTOCOL,
     MAX_PEERS,
@@ -42,7 +42,7 @@ from p2p.kad_wire import (
 )
 from p2p.members import Members
 from p2p.peer_stream import PeerStream
-from p2p.swarm_types import SwarmConfig
+from p2p.swarm_types import SwarmConfig, Tally
 from p2p.token_buckets import TokenBuckets
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class Dht:
         is_banned: Callable[[str], bool],
         found: Callable[[str, Sequence[Address]], None],
         note_misdeed: Callable[[str, Misdeed], None],
+        tally: Tally,
     ) -> None:
         """Take part in the table.
 
@@ -145,7 +146,9 @@ class Dht:
             is_banned: Whether a peer is refused.
             found: Told of members of our namespace, and where they are; hearsay.
             note_misdeed: Told of who breaks the rules.
+            tally: Where questions and answers are counted.
         """
+        self._tally = tally
         self._key = b"\x12\x20" + tag  # a SHA-256 multihash, as other implementations expect
         self._own_peer_id = own_peer_id
         self._own_addresses = own_addresses
@@ -181,6 +184,7 @@ class Dht:
             self._addresses,
             self._hearsay,
             self._dialer,
+            self._tally,
             max_connections=self._config.max_connections,
         )
         kad = KadDHT(kad_host, DHTMode.SERVER, enable_random_walk=True)
@@ -260,9 +264,11 @@ class Dht:
             if self._requests.take(peer_id, trio.current_time()):
                 self._note_misdeed(peer_id, Misdeed.TOO_OFTEN)
                 raise RequestRefusedError("it asks too often")
+            self._tally.received[PURPOSE] += len(frame)
             answer = await self._answer(peer_id, frame)
             with trio.fail_after(READ_DEADLINE_S):
                 await stream.write(encode_varint_frame(answer))
+            self._tally.sent[PURPOSE] += len(answer)
 
     async def _answer(self, peer_id: str, frame: bytes) -> bytes:
         """Have Kademlia answer one message, both cut down to what may pass."""

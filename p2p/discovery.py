@@ -112,6 +112,7 @@ class Discovery:
                 is_banned=is_banned,
                 found=lambda peer_id, addresses: self._found("dht", peer_id, addresses),
                 note_misdeed=note_misdeed,
+                tally=tally,
             )
 
     def table_size(self) -> int:

@@ -35,7 +35,9 @@ from p2p.kad_wire import (
     read_varint_frame,
 )
 from p2p.peer_stream import PeerStream
+from p2p.swarm_types import Tally
 
+PURPOSE: Final = "dht"
 ASK_TIMEOUT_S: Final = 8.0  # dial, question and answer
 AVOID_S: Final = 120.0  # a peer that could not be reached
 MAX_AVOIDED: Final = 256
@@ -127,9 +129,12 @@ class BufferedStream:
 class ClientStream(BufferedStream):
     """A question to one peer, and its answer."""
 
-    def __init__(self, stream: PeerStream, own_id: ID, own: Sequence[Address]) -> None:
+    def __init__(
+        self, stream: PeerStream, own_id: ID, own: Sequence[Address], tally: Tally
+    ) -> None:
         super().__init__(ID.from_base58(stream.peer_id))
         self._stream = stream
+        self._tally = tally
         self._own_id = own_id
         self._own = own
         self._is_over = False
@@ -178,11 +183,13 @@ class ClientStream(BufferedStream):
 
     async def _exchange(self, question: Message) -> Message:
         with trio.fail_after(ASK_TIMEOUT_S):
-            request = cut_request(question, self._own)
-            await self._stream.write(encode_varint_frame(request.SerializeToString()))
+            request = cut_request(question, self._own).SerializeToString()
+            await self._stream.write(encode_varint_frame(request))
+            self._tally.sent[PURPOSE] += len(request)
             answer = await read_varint_frame(self._stream.read_some, max_bytes=MAX_RESPONSE_BYTES)
         if answer is None:
             raise FramingError("no answer")
+        self._tally.received[PURPOSE] += len(answer)
         return parse_response(answer, question.type)
 
 
@@ -197,10 +204,12 @@ class KadHost:
         addresses: Addresses,
         hearsay: AddressBook,
         dialer: Dialer,
+        tally: Tally,
         *,
         max_connections: int,
     ) -> None:
         self._host = host
+        self._tally = tally
         self._own_id = ID.from_base58(own_peer_id)
         self._own_addresses = own_addresses
         self._peer_store = KadPeerStore(addresses, hearsay)
@@ -270,7 +279,7 @@ class KadHost:
                     del self._avoid_until[next(iter(self._avoid_until))]
         remote = self._host.remote_host(peer_id)
         own = [] if remote is None else addresses_for(remote, self._own_addresses())
-        return ClientStream(stream, self._own_id, own)
+        return ClientStream(stream, self._own_id, own, self._tally)
 
     async def _connect(self, peer_id: str) -> None:
         if self._host.is_connected(peer_id):

@@ -249,9 +249,18 @@ def stats(
         Path | None,
         typer.Option("--csv", metavar="FILE", help="Also write one row a committed round."),
     ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option("--contributions", metavar="N", min=1, max=1000, help="Only the last N."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what this machine has given."""
+    """Say what this machine has given, or what became of each contribution."""
+    if last is not None:
+        from tui.contributions import show_contributions
+
+        show_contributions(_locations(), last, as_json=as_json)
+        return
     with _client() as client:
         figures = client.request("stats", Stats)
         if csv_file is not None:

@@ -49,6 +49,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     tokens_done: int = 0
     tokens_confirmed: int = 0
     tokens_since_contribution: int = 0
+    bytes_by_purpose: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    """As in `Stats`, since this agent started."""
     alarm: str = ""
     """Set when the round protocol had to stop (ROUNDS.md rule 18)."""
 
@@ -82,6 +84,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Trained, or carried, and not yet in a contribution that can be listed."""
     tokens_refused: int = 0
     tokens_dropped: int = 0
+    tokens_refused_by_reason: dict[str, int] = msgspec.field(default_factory=dict)
+    """Adds up to `tokens_refused`."""
+    tokens_dropped_by_reason: dict[str, int] = msgspec.field(default_factory=dict)
+    """Adds up to `tokens_dropped`."""
     inner_steps: int = 0
     rounds_confirmed: int = 0
     rounds_refused: int = 0
@@ -104,6 +110,37 @@ class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
     num_contributions: int
     applied_utc: str
     own_listed: bool
+
+
+class ContributionPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one contribution of this machine (`contributions`: a list, oldest first).
+
+    The new tokens of all contributions, and what `stats` tells as not contributed, discarded before
+    a contribution, are all that was trained: each token is in one place.
+    """
+
+    contribution_id: str
+    round_index: int
+    """Height of the commit that it was made on."""
+    tokens: int
+    """All whose work it contains, those of what it carries included."""
+    new_tokens: int
+    """Those that nothing that it carries contains."""
+    state: str
+    """in_flight, pending, confirmed, refused or dropped: of this very contribution."""
+    reason: str = ""
+    """Why it was refused or dropped."""
+    outcome: str
+    """The same of its new tokens, wherever they were carried."""
+    carried_by: tuple[str, ...] = ()
+    """Later contributions of this machine that contain it, the oldest first."""
+    listed_in_round: int | None = None
+    """Height of the commit that lists it, on the chain that this machine stands on; None: none."""
+    commit_id: str = ""
+    """That commit."""
+    made_utc: str
+    state_utc: str
+    """When `state` was last told."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

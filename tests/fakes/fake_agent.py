@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
+from volunteer.answers import ContributionPoint, PeerStatus, RoundPoint, Stats, Status
 from volunteer.locations import Locations
 from volunteer.messages import (
     ControlFault,
@@ -119,11 +119,41 @@ def make_history(num_rounds: int = 13) -> list[RoundPoint]:
     ]
 
 
+def make_contributions() -> list[ContributionPoint]:
+    """Return one contribution with each end that there is, the oldest first."""
+    ends = [
+        ("confirmed", "confirmed", "", (), 1),
+        ("pending", "confirmed", "", (f"{2:064x}",), None),
+        ("confirmed", "confirmed", "", (), 3),
+        ("refused", "refused", "it points against the others", (), 4),
+        ("dropped", "dropped", "its blob is no longer on this disk", (), None),
+        ("pending", "in_flight", "", (f"{6:064x}",), None),
+        ("in_flight", "in_flight", "", (), None),
+    ]
+    return [
+        ContributionPoint(
+            contribution_id=f"{index:064x}",
+            round_index=index,
+            tokens=100_000 + 50_000 * (index in (2, 6)),
+            new_tokens=100_000,
+            state=state,
+            reason=reason,
+            outcome=outcome,
+            carried_by=carried_by,
+            listed_in_round=listed,
+            commit_id="" if listed is None else f"{100 + index:064x}",
+            made_utc="2026-11-30T12:00:00Z",
+            state_utc="2026-11-30T12:10:00Z",
+        )
+        for index, (state, outcome, reason, carried_by, listed) in enumerate(ends)
+    ]
+
+
 class FakeAgent:
     """Speaks the control protocol as the agent does.
 
     Attributes:
-        status, stats, peers, history: what it answers; change them at will.
+        status, stats, peers, history, contributions: what it answers; change them at will.
         requests: every request that came.
         faults: verb -> fault to refuse it with.
         raw_replies: verb -> bytes to send instead of a reply.
@@ -137,6 +167,7 @@ class FakeAgent:
         self.stats = make_stats()
         self.peers = make_peers()
         self.history = make_history()
+        self.contributions = make_contributions()
         self.requests: list[ControlRequest] = []
         self.faults: dict[str, ControlFault] = {}
         self.raw_replies: dict[str, bytes] = {}
@@ -241,6 +272,8 @@ class FakeAgent:
             self.status = make_status()
         elif verb == "history":
             return self.history[-args.get("limit", 100) :]
+        elif verb == "contributions":
+            return self.contributions[-args.get("limit", 200) :]
         elif verb in ("stats", "peers"):
             return getattr(self, verb)
         return self.status

@@ -27,7 +27,7 @@ from tui.client import ControlClient
 from volunteer.agent.joined_run import chain_rules
 from volunteer.agent.record_book import verify_envelope
 from volunteer.agent.record_log import RecordLog
-from volunteer.answers import RoundPoint, Stats, Status
+from volunteer.answers import ContributionPoint, RoundPoint, Stats, Status
 from volunteer.errors import ControlError
 from volunteer.locations import HOME_VARIABLE, Locations
 from volunteer.rounds.knowledge import Knowledge
@@ -94,6 +94,10 @@ class RealAgent:
 
     def history(self) -> list[RoundPoint]:
         return self.ask("history", list[RoundPoint])
+
+    def contributions(self) -> list[ContributionPoint]:
+        with ControlClient(self.locations.control_socket, deadline_s=20.0) as client:
+            return client.request("contributions", list[ContributionPoint], {"limit": 1000})
 
     def wait_for(self, what: str, check: Callable[[Status], bool], deadline_s: float) -> Status:
         def look() -> Status | None:

@@ -154,6 +154,25 @@ class Network:
         """Put the cable back."""
         _ip(node.bridge.namespace, f"link set {node.port} up")
 
+    def part(self, *nodes: Node) -> None:
+        """Part `nodes`, all of one bridge, from the others on it: a bridge of their own.
+
+        Every cable keeps its carrier: what does not arrive is only missed.
+        """
+        namespace = nodes[0].bridge.namespace
+        assert all(node.bridge.namespace == namespace for node in nodes)
+        _ip(namespace, "link add br1 type bridge forward_delay 0 stp_state 0")
+        _ip(namespace, "link set br1 up")
+        for node in nodes:
+            _ip(namespace, f"link set {node.port} master br1")
+
+    def unite(self, *nodes: Node) -> None:
+        """Put parted `nodes` back to the others."""
+        namespace = nodes[0].bridge.namespace
+        for node in nodes:
+            _ip(namespace, f"link set {node.port} master br0")
+        _ip(namespace, "link del br1")
+
     def readdress(self, node: Node) -> str:
         """Give the machine another address, as a new lease does; return it."""
         address = self._new_address(node.bridge)
@@ -174,6 +193,10 @@ class Network:
         """Let the machine send no faster than `rate`, as tc writes it: `20mbit`."""
         bucket = f"tbf rate {rate} burst 32kbit latency 400ms"
         _run("tc", "-n", node.namespace, *f"qdisc replace dev eth0 root {bucket}".split())
+
+    def unshape(self, node: Node) -> None:
+        """Let the machine send as fast as it can again."""
+        _run("tc", "-n", node.namespace, *["qdisc", "del", "dev", "eth0", "root"])
 
     def set_multicast(self, bridge: Bridge, *, is_carried: bool) -> None:
         """Carry multicast between the machines on `bridge`, or drop it as many a wireless one."""

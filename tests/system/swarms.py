@@ -49,9 +49,14 @@ CHUNKED_MODEL = ModelSpec(num_layers=2, dim=192, num_heads=2, ffn_dim=512, conte
 """934,000 parameters: a state of 7.5 MB, so that several donors have something to give."""
 
 
-def tiny_spec(round_s: float = ROUND_S, model: ModelSpec = TINY_MODEL) -> RunSpec:
+def tiny_spec(
+    round_s: float = ROUND_S, model: ModelSpec = TINY_MODEL, min_grace_s: float | None = None
+) -> RunSpec:
     """Return an open run of a small model, made from the built-in `demo`."""
     demo = load_builtin_run("demo")
+    rounds = msgspec.structs.replace(demo.rounds, round_s=round_s)
+    if min_grace_s is not None:
+        rounds = msgspec.structs.replace(rounds, min_grace_s=min_grace_s)
     spec = msgspec.structs.replace(
         demo,
         name="tiny",
@@ -60,7 +65,7 @@ def tiny_spec(round_s: float = ROUND_S, model: ModelSpec = TINY_MODEL) -> RunSpe
         model=model,
         data=msgspec.structs.replace(demo.data, sources=("builtin:folio",)),
         inner=msgspec.structs.replace(demo.inner, batch_sequences=4, decay_rounds=10_000),
-        rounds=msgspec.structs.replace(demo.rounds, round_s=round_s),
+        rounds=rounds,
         evaluation=msgspec.structs.replace(demo.evaluation, num_sequences=16),
     )
     genesis = msgspec.structs.replace(spec.genesis, state_hash=genesis_hash(spec))
@@ -186,11 +191,15 @@ class LocalSwarm:
 
 @contextlib.contextmanager
 def local_swarm(
-    folder: Path, round_s: float = ROUND_S, model: ModelSpec = TINY_MODEL
+    folder: Path,
+    round_s: float = ROUND_S,
+    model: ModelSpec = TINY_MODEL,
+    *,
+    min_grace_s: float | None = None,
 ) -> Iterator[LocalSwarm]:
     """Make an empty swarm; end everything afterwards, and show the logs' ends if it failed."""
     require_namespaces()
-    spec = tiny_spec(round_s, model)
+    spec = tiny_spec(round_s, model, min_grace_s)
     (folder / "run.toml").write_text(format_run_spec(spec), "utf-8")
     with Network() as network:
         swarm = LocalSwarm(network, folder, spec)

@@ -43,6 +43,8 @@ def test_without_an_agent_the_exit_status_is_3(home: Path, verb: str) -> None:
         "start --threads -1",
         "start --nonsense",
         "stats --csv",
+        "stats --contributions 0",
+        "stats --contributions 1001",
         "demo --volunteers 0",
         "demo --minutes 0.9",
         "demo --minutes nan",

@@ -112,6 +112,53 @@ def test_discarded_work_that_was_contributed_is_not_dropped(ledger: Ledger) -> N
     assert ledger.balance() == balance(in_flight=1000)
 
 
+def test_each_contribution_tells_what_became_of_it(ledger: Ledger, clock: FakeClock) -> None:
+    contribute(ledger, "a", 100)
+    ledger.mark_contribution("a", "pending", "")
+    clock.advance(60)
+    contribute(ledger, "b", 50, {"a": 100})
+    contribute(ledger, "c", 30, {"a": 100, "b": 50})
+    ledger.mark_contribution("b", "pending", "")
+    ledger.mark_contribution("c", "confirmed", "")
+    a, b, c = ledger.contributions(RUN, MODULE, 10)
+    assert (a.contribution_id, a.state, a.outcome) == ("a", "pending", "confirmed")
+    assert (a.tokens, a.new_tokens, a.carried_by) == (100, 100, ("b", "c"))
+    assert (b.tokens, b.new_tokens, b.carried_by) == (150, 50, ("c",))
+    assert (c.tokens, c.new_tokens, c.carried_by, c.outcome) == (180, 30, (), "confirmed")
+    assert (a.made_utc, b.made_utc) == ("2026-11-30T08:00:00Z", "2026-11-30T08:01:00Z")
+    assert a.listed_in_round is None
+    assert ledger.contributions(RUN, MODULE, 1) == (c,)
+    assert ledger.contributions(RUN, "other", 10) == ledger.contributions(RUN, MODULE, 0) == ()
+
+
+def test_lost_tokens_are_told_by_their_reasons(ledger: Ledger) -> None:
+    ledger.set_totals(RUN, MODULE, 1000, 10)
+    for name, tokens in (("a", 100), ("b", 200), ("d", 7)):
+        contribute(ledger, name, tokens)
+    contribute(ledger, "c", 50, {"a": 100})
+    ledger.mark_contribution("a", "pending", "")
+    ledger.mark_contribution("b", "dropped", "more than can be carried")
+    ledger.mark_contribution("c", "refused", "not finite")
+    ledger.mark_contribution("d", "refused", "")
+    ledger.record_discarded(RUN, MODULE, 30, "no base")
+    stats = ledger.stats()
+    # What the refused one carried is refused with it.
+    assert stats.tokens_refused_by_reason == {"not finite": 150, "no reason was noted": 7}
+    assert stats.tokens_dropped_by_reason == {"more than can be carried": 200, "no base": 30}
+    assert sum(stats.tokens_refused_by_reason.values()) == stats.tokens_refused
+    assert sum(stats.tokens_dropped_by_reason.values()) == stats.tokens_dropped
+    assert ledger.stats("2026-12-09T00:00:00Z").tokens_dropped_by_reason == {}
+
+
+def test_a_reason_outlives_being_told_the_same_without_one(ledger: Ledger) -> None:
+    contribute(ledger, "a", 100)
+    ledger.mark_contribution("a", "dropped", "its blob is gone")
+    ledger.mark_contribution("a", "dropped", "")
+    assert ledger.contributions(RUN, MODULE, 1)[0].reason == "its blob is gone"
+    ledger.mark_contribution("a", "in_flight", "")
+    assert ledger.contributions(RUN, MODULE, 1)[0].reason == ""
+
+
 def test_an_unknown_contribution_or_state_is_told(ledger: Ledger) -> None:
     assert not ledger.mark_contribution("unknown", "confirmed", "")
     with pytest.raises(ValueError, match="not a valid"):

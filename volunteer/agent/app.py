@@ -116,6 +116,7 @@ class Agent:
             keeper=keeper,
             is_idle_ignored=self.is_idle_ignored,
         )
+        traffic = TrafficMeter(swarm, keeper, ledger, machine.known)
         source = StatusSource(
             spec=self.spec,
             swarm=swarm,
@@ -125,8 +126,8 @@ class Agent:
             aggregator=aggregator,
             policy=policy,
             keeper=keeper,
+            traffic=traffic,
         )
-        traffic = TrafficMeter(swarm, keeper, ledger)
         await driver.load()
         for peer_id in machine.banned:
             swarm.ban(peer_id, "it signed two things of which only one may be")

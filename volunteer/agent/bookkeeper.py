@@ -10,9 +10,11 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable
 
+import msgspec
 import trio
 
 from volunteer.agent.clock import now_utc
+from volunteer.answers import ContributionPoint
 from volunteer.errors import VolunteerError
 from volunteer.rounds.credit import WorkState, new_tokens
 from volunteer.rounds.machine import Machine
@@ -173,6 +175,18 @@ class Bookkeeper:
         self.queue(
             lambda: ledger.set_totals(rules.run_id, rules.module_id, tokens_total, inner_steps)
         )
+
+    def with_listing(self, points: Iterable[ContributionPoint]) -> list[ContributionPoint]:
+        """Return `points` with the commits of the tip's chain that list them."""
+        return [self._with_listing(point) for point in points]
+
+    def _with_listing(self, point: ContributionPoint) -> ContributionPoint:
+        machine = self._machine
+        commit_id = machine.work.listed_at(point.contribution_id) if machine.tip else None
+        if commit_id is None:
+            return point
+        height = machine.known.facts[commit_id].height
+        return msgspec.structs.replace(point, listed_in_round=height, commit_id=commit_id)
 
     def _mark(self, contribution_id: str, state: str, reason: str) -> None:
         ledger = self._ledger

@@ -17,6 +17,7 @@ from volunteer.agent.clock import now_s, now_utc
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
 from volunteer.agent.policy_task import PolicyTask
+from volunteer.agent.traffic import TrafficMeter
 from volunteer.agent.trainer_service import TrainerService
 from volunteer.answers import PeerStatus, Stats, Status
 from volunteer.policy.idle import Decision
@@ -45,6 +46,7 @@ class StatusSource:
     aggregator: AggregatorService
     policy: PolicyTask
     keeper: Bookkeeper
+    traffic: TrafficMeter
     is_stopping: bool = False
 
     def state(self) -> tuple[str, str, str]:
@@ -125,6 +127,7 @@ class StatusSource:
             tokens_done=self.keeper.tokens_elsewhere + view.tokens_total,
             tokens_confirmed=self.keeper.tokens_confirmed,
             tokens_since_contribution=view.tokens_since_contribution,
+            bytes_by_purpose=self.traffic.by_purpose(),
             alarm="" if machine.alarm is None else f"final {machine.alarm[0]} was contradicted",
         )
 

@@ -1,35 +1,89 @@
 """Bytes by purpose: from the swarm's counters into the ledger.
 
 Runs in: agent.
+
+`contributions` and `states` are what the run is about; all else is control: `records`,
+`heartbeats`, `sync` (the round protocol), `discovery` and `dht` (finding peers), and `overhead`,
+which is what noise, yamux, gossip's frames, pings and negotiation add to all of them: the bytes of
+the sockets, less the payload. What TCP and below add is not seen here, nor is multicast DNS, which
+is UDP.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
 import trio
 
 from p2p.swarm import Swarm
 from volunteer.agent.bookkeeper import Bookkeeper
+from volunteer.rounds.knowledge import Knowledge
 from volunteer.stats.ledger import Ledger
 
-FLUSH_EVERY_S = 60.0
+FLUSH_EVERY_S: Final = 60.0
+OVERHEAD: Final = "overhead"
+CONTRIBUTIONS: Final = "contributions"
+STATES: Final = "states"
+MAX_PURPOSES: Final = 256
+"""Blobs whose purpose is remembered: more than are asked for at a time."""
 
 
 class TrafficMeter:
     """Accounts every byte to the purpose it was sent or received for."""
 
-    def __init__(self, swarm: Swarm, keeper: Bookkeeper, ledger: Ledger) -> None:
-        """Read the swarm's counters; `run` does it every minute."""
+    def __init__(self, swarm: Swarm, keeper: Bookkeeper, ledger: Ledger, known: Knowledge) -> None:
+        """Read the counters of `swarm`, and from `known` what a blob is; `run` does it often."""
         self._swarm = swarm
         self._keeper = keeper
         self._ledger = ledger
+        self._known = known
+        self._purposes: dict[str, str] = {}
         self._sent: Mapping[str, int] = {}
         self._received: Mapping[str, int] = {}
+        self._overhead_sent = 0
+        self._overhead_received = 0
 
     def purpose_of(self, blob_id: str) -> str:
-        """Return what a blob that a peer asks for is accounted under."""
-        return "blobs"
+        """Return what a blob that a peer asks for is accounted under.
+
+        A peer knows a contribution's blob from its record, which is kept here before the blob is;
+        whatever else lies in the store is a state.
+        """
+        purpose = self._purposes.get(blob_id)
+        if purpose is None:
+            # The newest are asked for the most, and come last.
+            contributions = reversed(self._known.contributions.values())
+            is_contribution = any(one.blob_id == blob_id for one in contributions)
+            purpose = CONTRIBUTIONS if is_contribution else STATES
+            while len(self._purposes) >= MAX_PURPOSES:
+                del self._purposes[next(iter(self._purposes))]
+            self._purposes[blob_id] = purpose
+        return purpose
+
+    def totals(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Return the bytes sent and received since the agent's start, by purpose."""
+        statistics = self._swarm.statistics()
+        sent = Counter(statistics.sent_bytes_by_purpose)
+        received = Counter(statistics.received_bytes_by_purpose)
+        # Payload is counted before it is written, so this may go back for a moment; it never
+        # falls below what was told before.
+        overhead = statistics.wire_sent_bytes - sent.total()
+        self._overhead_sent = max(self._overhead_sent, overhead)
+        overhead = statistics.wire_received_bytes - received.total()
+        self._overhead_received = max(self._overhead_received, overhead)
+        sent[OVERHEAD] = self._overhead_sent
+        received[OVERHEAD] = self._overhead_received
+        return sent, received
+
+    def by_purpose(self) -> dict[str, dict[str, int]]:
+        """Return `totals` as `stats` and `status` tell them."""
+        sent, received = self.totals()
+        return {
+            purpose: {"sent": sent.get(purpose, 0), "received": received.get(purpose, 0)}
+            for purpose in sorted(sent.keys() | received.keys())
+        }
 
     async def run(self) -> None:
         """Write what has come together, every minute."""
@@ -39,8 +93,7 @@ class TrafficMeter:
 
     async def flush(self) -> None:
         """Write what has come together since the last time."""
-        statistics = self._swarm.statistics()
-        sent, received = statistics.sent_bytes_by_purpose, statistics.received_bytes_by_purpose
+        sent, received = self.totals()
         for purpose in sorted(sent.keys() | received.keys()):
             new_sent = sent.get(purpose, 0) - self._sent.get(purpose, 0)
             new_received = received.get(purpose, 0) - self._received.get(purpose, 0)

@@ -24,6 +24,7 @@ from volunteer.rounds.records import DENSE_MODULE
 from volunteer.stats.ledger import Ledger
 
 MAX_HISTORY = 2000
+MAX_CONTRIBUTIONS = 1000
 MAX_PAUSE_S = 366 * 86400.0
 
 
@@ -57,6 +58,13 @@ def make_verbs(
         run_id = source.spec.run_id
         return await trio.to_thread.run_sync(ledger.history, run_id, DENSE_MODULE, int(limit))
 
+    async def contributions(args: Mapping[str, Any]) -> object:
+        limit = _number(args, "limit", default=200, least=1, most=MAX_CONTRIBUTIONS)
+        await source.keeper.flush()
+        run_id = source.spec.run_id
+        kept = await trio.to_thread.run_sync(ledger.contributions, run_id, DENSE_MODULE, int(limit))
+        return source.keeper.with_listing(kept)
+
     async def pause(args: Mapping[str, Any]) -> object:
         for_s = None
         if args.get("for_s") is not None:
@@ -78,6 +86,7 @@ def make_verbs(
         "peers": peers,
         "stats": stats,
         "history": history,
+        "contributions": contributions,
         "pause": pause,
         "resume": resume,
         "sample": _make_sample(source, sampler),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from volunteer.answers import RoundPoint, Stats
+from volunteer.answers import ContributionPoint, RoundPoint, Stats
 from volunteer.database import Database, quarantine_database
 from volunteer.errors import CheckpointCorruptError
 from volunteer.stats import queries
@@ -99,15 +99,24 @@ class Ledger:
     def mark_contribution(self, contribution_id: str, state: str, reason: str) -> bool:
         """Note what became of a contribution; return whether it is in the books.
 
+        The same state again, without a reason, keeps the reason that was given before: after a
+        restart nobody knows it but this file.
+
         Raises:
             ValueError: `state` is no ContributionState.
         """
-        row = (ContributionState(state).value, reason, self._utc_now(), contribution_id)
+        row = {
+            "state": ContributionState(state).value,
+            "reason": reason,
+            "at": self._utc_now(),
+            "id": contribution_id,
+        }
         return self._run(
             lambda connection: (
                 connection.execute(
-                    "UPDATE contributions SET state = ?, reason = ?, state_utc = ?"
-                    " WHERE contribution_id = ?",
+                    "UPDATE contributions SET state = :state, state_utc = :at, reason ="
+                    " CASE WHEN state = :state AND :reason = '' THEN reason ELSE :reason END"
+                    " WHERE contribution_id = :id",
                     row,
                 ).rowcount
                 == 1
@@ -242,6 +251,17 @@ class Ledger:
         """
         return self._run(
             lambda connection: queries.read_history(connection, run_id, module_id, limit)
+        )
+
+    def contributions(
+        self, run_id: str, module_id: str, limit: int
+    ) -> tuple[ContributionPoint, ...]:
+        """Return what became of the last `limit` contributions, the oldest first.
+
+        Where the chain lists them is not in these books.
+        """
+        return self._run(
+            lambda connection: queries.read_contributions(connection, run_id, module_id, limit)
         )
 
     def close(self) -> None:

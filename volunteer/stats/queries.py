@@ -6,9 +6,12 @@ Runs in: agent. Every function takes the open connection; `stats.records` has th
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 
-from volunteer.answers import RoundPoint, Stats
+from volunteer.answers import ContributionPoint, RoundPoint, Stats
 from volunteer.stats.records import Balance
+
+_NO_REASON = "no reason was noted"
 
 
 def read_counters(connection: sqlite3.Connection, run_id: str, module_id: str) -> tuple[int, int]:
@@ -146,6 +149,8 @@ def read_stats(connection: sqlite3.Connection, since_utc: str) -> Stats:
         tokens_pending=tokens.get("pending", 0) + read_balance(connection).not_contributed,
         tokens_refused=tokens.get("refused", 0),
         tokens_dropped=tokens.get("dropped", 0) + _read_discarded(connection, since_utc),
+        tokens_refused_by_reason=_tokens_by_reason(connection, since_utc, "refused"),
+        tokens_dropped_by_reason=_tokens_by_reason(connection, since_utc, "dropped"),
         inner_steps=inner_steps,
         rounds_confirmed=rounds_confirmed,
         rounds_refused=rounds_refused,
@@ -191,6 +196,73 @@ def read_history(
             _,
         ) in reversed(rows)
     )
+
+
+def read_contributions(
+    connection: sqlite3.Connection, run_id: str, module_id: str, limit: int
+) -> tuple[ContributionPoint, ...]:
+    """Return what became of the last `limit` contributions, the oldest first."""
+    rows = connection.execute(
+        "SELECT contribution_id, round_index, tokens, new_tokens, state, reason, outcome, at_utc,"
+        " state_utc, (SELECT group_concat(carrier_id) FROM (SELECT carries.carrier_id FROM carries"
+        "  JOIN contributions AS carrier ON carrier.contribution_id = carries.carrier_id"
+        "  WHERE carries.carried_id = works.contribution_id ORDER BY carrier.rowid))"
+        " FROM (SELECT works.*, own.rowid AS made_order FROM works"
+        "  JOIN contributions AS own USING (contribution_id)"
+        "  WHERE works.run_id = ? AND works.module_id = ?) AS works"
+        " ORDER BY made_order DESC LIMIT ?",
+        (run_id, module_id, max(0, limit)),
+    ).fetchall()
+    return tuple(
+        ContributionPoint(
+            contribution_id=contribution_id,
+            round_index=round_index,
+            tokens=tokens,
+            new_tokens=new_tokens,
+            state=state,
+            reason=reason,
+            outcome=outcome,
+            carried_by=tuple((carriers or "").split(",")) if carriers else (),
+            made_utc=made_utc,
+            state_utc=state_utc,
+        )
+        for (
+            contribution_id,
+            round_index,
+            tokens,
+            new_tokens,
+            state,
+            reason,
+            outcome,
+            made_utc,
+            state_utc,
+            carriers,
+        ) in reversed(rows)
+    )
+
+
+def _tokens_by_reason(
+    connection: sqlite3.Connection, since_utc: str, outcome: str
+) -> dict[str, int]:
+    """Return the tokens refused or dropped since then, by the reason, which a carrier may have."""
+    rows = connection.execute(
+        "SELECT CASE WHEN state = outcome THEN reason ELSE (SELECT carrier.reason FROM carries"
+        "  JOIN contributions AS carrier ON carrier.contribution_id = carries.carrier_id"
+        "  WHERE carries.carried_id = works.contribution_id AND carrier.state = works.outcome"
+        "  LIMIT 1) END AS why, sum(new_tokens)"
+        " FROM works WHERE outcome = ? AND at_utc >= ? GROUP BY why",
+        (outcome, since_utc),
+    ).fetchall()
+    by_reason: Counter[str] = Counter()
+    for reason, tokens in rows:
+        by_reason[reason or _NO_REASON] += tokens
+    if outcome == "dropped":
+        for reason, tokens in connection.execute(
+            "SELECT reason, sum(tokens) FROM discards WHERE at_utc >= ? GROUP BY reason",
+            (since_utc,),
+        ):
+            by_reason[reason or _NO_REASON] += tokens
+    return dict(by_reason)
 
 
 def _tokens_by_outcome(connection: sqlite3.Connection, since_utc: str) -> dict[str, int]:

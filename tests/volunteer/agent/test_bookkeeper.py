@@ -109,8 +109,17 @@ class Life:
             }
             covered = final | {k for i in final for k in solo.machine.own[i].carries}
             assert balance.confirmed + balance.refused == sum(new[i] for i in covered)
+            points = solo.keeper.with_listing(
+                solo.ledger.contributions(solo.machine.rules.run_id, "dense", 1000)
+            )
+            assert {p.contribution_id: p.commit_id for p in points} == {
+                i: solo.machine.work.listed_at(i) or "" for i in solo.machine.own
+            }
             for place in ("pending", "dropped", "confirmed", "refused", "in_flight"):
                 places[place] += getattr(balance, place)
+                told = sum(p.new_tokens for p in points if p.outcome == place)
+                assert told == getattr(balance, place)
+            assert all(p.reason for p in points if p.state in ("refused", "dropped"))
         return places
 
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from p2p.errors import ListenError
-from tests.fakes.virtual_time import in_nursery, run_virtual, settle
 from volunteer.agent import __main__ as agent_main
 from volunteer.agent import demo_client
-from volunteer.agent.bookkeeper import Bookkeeper
-from volunteer.agent.traffic import TrafficMeter
 from volunteer.answers import Status
 from volunteer.errors import ControlError, NoAgentError, StorageFullError
 from volunteer.files import lock_folder
@@ -167,32 +160,3 @@ def test_nobody_there_is_no_agent(home: Locations) -> None:
     stale.close()
     with pytest.raises(NoAgentError):
         trio.run(demo_client.ask, home, "status", Status, {})
-
-
-# --------------------------------------------------------------------------------- traffic
-
-
-def test_every_byte_is_accounted_once() -> None:
-    written: list[tuple[str, int, int]] = []
-    counters = SimpleNamespace(
-        sent_bytes_by_purpose={"sync": 10}, received_bytes_by_purpose={"blobs": 5}
-    )
-    swarm = cast("Any", SimpleNamespace(statistics=lambda: counters))
-    queue: list[Callable[[], object]] = []
-    keeper = cast("Bookkeeper", SimpleNamespace(queue=queue.append))
-    ledger = cast("Any", SimpleNamespace(add_bytes=lambda *row: written.append(row)))
-    meter = TrafficMeter(swarm, keeper, ledger)
-
-    async def main(nursery: trio.Nursery, clock: MockClock) -> None:
-        await meter.flush()
-        nursery.start_soon(meter.run)
-        await settle()
-        counters.sent_bytes_by_purpose = {"sync": 25}
-        clock.jump(60.0)
-        await settle()
-        await meter.flush()
-        for write in queue:
-            write()
-
-    run_virtual(in_nursery(main))
-    assert written == [("blobs", 0, 5), ("sync", 10, 0), ("sync", 15, 0)]

@@ -17,9 +17,9 @@ from tests.fakes.network import FakeNetwork
 from volunteer.agent.exchange import Heard
 from volunteer.agent.status import StatusSource, format_left
 from volunteer.agent.trainer_service import TrainerView
-from volunteer.agent.verbs import MAX_HISTORY, MAX_PAUSE_S, make_verbs
+from volunteer.agent.verbs import MAX_CONTRIBUTIONS, MAX_HISTORY, MAX_PAUSE_S, make_verbs
 from volunteer.agent.wire import Heartbeat
-from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
+from volunteer.answers import ContributionPoint, PeerStatus, RoundPoint, Stats, Status
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import ControlError
 from volunteer.policy.idle import CONTRIBUTE, Cause, Decision
@@ -85,6 +85,7 @@ def source(facts: Facts) -> StatusSource:
             is_paused_by_owner=facts.decision.cause is Cause.OWNER,
         ),
         keeper=SimpleNamespace(last_confirmed_at_s=None, tokens_confirmed=7, tokens_elsewhere=0),
+        traffic=SimpleNamespace(by_purpose=lambda: {"sync": {"sent": 3, "received": 4}}),
     )
     return StatusSource(
         spec=load_builtin_run("demo"),
@@ -216,6 +217,12 @@ class Asked:
         self.calls.append(("history", run_id, module_id, limit))
         return ()
 
+    def contributions(
+        self, run_id: str, module_id: str, limit: int
+    ) -> tuple[ContributionPoint, ...]:
+        self.calls.append(("contributions", run_id, module_id, limit))
+        return ()
+
     def call(self, verb: str, args: Mapping[str, Any]) -> object:
         policy = SimpleNamespace(
             pause=self.pause, resume=self.resume, flush=lambda: self.calls.append(("count",))
@@ -224,6 +231,7 @@ class Asked:
             "Any",
             SimpleNamespace(
                 flush=self.flush,
+                with_listing=list,
                 last_confirmed_at_s=None,
                 tokens_confirmed=0,
                 tokens_elsewhere=0,
@@ -295,13 +303,16 @@ def test_pausing_for_nonsense_is_refused(for_s: object) -> None:
     assert not asked.calls
 
 
-def test_history_has_a_limit() -> None:
+@pytest.mark.parametrize(
+    ("verb", "most"), [("history", MAX_HISTORY), ("contributions", MAX_CONTRIBUTIONS)]
+)
+def test_long_lists_have_a_limit(verb: str, most: int) -> None:
     asked = Asked()
-    asked.call("history", {})
-    asked.call("history", {"limit": 1})
-    asked.call("history", {"limit": MAX_HISTORY})
-    assert [call[3] for call in asked.calls] == [200, 1, MAX_HISTORY]
-    assert asked.calls[0][1:3] == (asked.source.spec.run_id, "dense")
-    for limit in (0, -5, MAX_HISTORY + 1, "all", None, 1e300):
+    for args in ({}, {"limit": 1}, {"limit": most}):
+        asked.call(verb, args)
+    calls = [call for call in asked.calls if call[0] == verb]
+    assert [call[3] for call in calls] == [200, 1, most]
+    assert calls[0][1:3] == (asked.source.spec.run_id, "dense")
+    for limit in (0, -5, most + 1, "all", None, 1e300):
         with pytest.raises(ControlError, match="limit"):
-            asked.call("history", {"limit": limit})
+            asked.call(verb, {"limit": limit})
