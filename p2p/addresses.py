@@ -207,10 +207,6 @@ class AddressBook:
         """List the peers with an address, those that the user gave first."""
         return tuple(dict.fromkeys((*self._trusted, *self._addrs)))
 
-    def is_trusted(self, peer_id: str) -> bool:
-        """Tell whether the user gave an address of `peer_id`."""
-        return peer_id in self._trusted
-
     def addresses_of(self, peer_id: str) -> tuple[Address, ...]:
         """List the addresses of `peer_id`, those that the user gave first."""
         return tuple(

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import trio
 
 from p2p.addresses import MAX_KNOWN_PEERS, Address
-from p2p.errors import PeerUnreachableError
+from p2p.errors import PeerUnreachableError, RequestTimeoutError
 from p2p.host import Host
 from p2p.swarm_types import SwarmConfig
 
@@ -52,7 +52,10 @@ class Dialer:
         config: SwarmConfig,
         get_host: Callable[[], Host | None],
         is_banned: Callable[[str], bool],
+        is_passed_over: Callable[[str], bool] = lambda _peer_id: False,
     ) -> None:
+        """Dial those in `book`, but for the banned, and for now those that are passed over."""
+        self._is_passed_over = is_passed_over
         self._book = book
         self._config = config
         self._get_host = get_host
@@ -104,6 +107,7 @@ class Dialer:
             if peer_id not in self._ongoing
             and self._try_again_at.get(peer_id, 0.0) <= now
             and not self._is_banned(peer_id)
+            and not self._is_passed_over(peer_id)
             and not host.is_connected(peer_id)
         )
         return [peer_id for _, peer_id in zip(range(room), due, strict=False)]
@@ -153,6 +157,21 @@ class Dialer:
                 raise PeerUnreachableError(f"peer {peer_id} did not answer at any known address")
         await self._dial_any(host, peer_id)
         return host
+
+    async def connect_within(self, peer_id: str, timeout_s: float) -> Host:
+        """Connect as `connect` does.
+
+        Raises:
+            PeerUnreachableError: As `connect`.
+            RequestTimeoutError: It took longer than `timeout_s`.
+        """
+        try:
+            with trio.fail_after(timeout_s):
+                return await self.connect(peer_id)
+        except trio.TooSlowError as error:
+            raise RequestTimeoutError(
+                f"no connection to peer {peer_id} within {timeout_s:g} s"
+            ) from error
 
     async def _dial_any(self, host: Host, peer_id: str) -> None:
         addresses = self._book.addresses_of(peer_id)

@@ -22,6 +22,7 @@ from p2p.conduct import Misdeed
 from p2p.contain import contain
 from p2p.errors import MessageTooLargeError
 from p2p.host import Host
+from p2p.refusals import Accept
 from p2p.swarm_types import Tally
 
 MAX_MESSAGE_BYTES: Final = 64 << 10
@@ -29,7 +30,6 @@ MAX_QUEUED: Final = 64
 SEND_EVERY_S: Final = 0.05  # a neighbour's queue holds 32 messages; faster ones vanish
 DEFAULT_PURPOSE: Final = "gossip"
 
-Accept = Callable[[str, bytes], Awaitable[bool]]
 OnMessage = Callable[[str, bytes], Awaitable[None]]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from p2p.addresses import Address
+from p2p.addresses import Address, expand_wildcard
 from p2p.contain import contain
 from p2p.errors import first_own_error
 from p2p.host import Host, HostEvents, open_host
@@ -43,6 +43,15 @@ class HostKeeper:
         """The host that is up; None in between."""
         self.listen = tuple(listen)
         """Where the last host listened, with real ports."""
+        self._own_peer_id = identity.peer_id
+
+    def addresses(self) -> list[Address]:
+        """List where we listen, with /p2p/; for wildcards, what the interfaces have now."""
+        return [
+            Address(address.family, address.host, address.port, self._own_peer_id)
+            for bound in self.listen
+            for address in expand_wildcard(bound)
+        ]
 
     async def run(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -13,6 +13,9 @@ from p2p.conduct import Conduct, Misdeed
 from p2p.contain import call_all
 from p2p.identity import is_peer_id
 from p2p.swarm_types import Ban, SwarmConfig, Tally
+
+Accept = Callable[[str, bytes], Awaitable[bool]]
+"""Decides about a gossiped message, by author and payload."""
 
 _log = logging.getLogger("p2p.refusals")
 
@@ -38,6 +41,14 @@ class Refusals:
         """Refuse a peer for so many seconds, or for good."""
         if is_peer_id(peer_id) and peer_id != self._own_peer_id:
             self._refuse(peer_id, self._bans.ban(peer_id, reason, ban_s=ban_s))
+
+    def unless_banned(self, accept: Accept) -> Accept:
+        """Have a topic refuse what banned peers wrote, and ask `accept` about the rest."""
+
+        async def accept_unless_banned(author: str, payload: bytes) -> bool:
+            return not self.is_banned(author) and await accept(author, payload)
+
+        return accept_unless_banned
 
     def note_misdeed(self, peer_id: str, misdeed: Misdeed, times: float = 1.0) -> None:
         """Note what a peer did that it should not."""

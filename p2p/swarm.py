@@ -11,25 +11,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
 
-from p2p.addresses import Address, AddressBook, expand_wildcard, parse_address, parse_peer_address
+from p2p.addresses import AddressBook, parse_address, parse_peer_address
 from p2p.blob_fetch import BlobFetcher
 from p2p.blobs import BlobServer
 from p2p.blobstore import BlobStore, is_blob_id
 from p2p.contain import call_all
 from p2p.dialer import Dialer
 from p2p.discovery import Discovery
-from p2p.errors import AddressError, RequestTimeoutError
-from p2p.gossip import DEFAULT_PURPOSE, Accept, Gossip, OnMessage
+from p2p.errors import AddressError
+from p2p.gossip import DEFAULT_PURPOSE, Gossip, OnMessage
+from p2p.hello import Hellos
 from p2p.host import Host, HostEvents
 from p2p.host_keeper import HostKeeper
 from p2p.identity import Identity, is_peer_id
-from p2p.refusals import Refusals
+from p2p.refusals import Accept, Refusals
 from p2p.requests import Requests, Respond
-from p2p.swarm_types import Ban, PeerView, SwarmConfig, SwarmStatistics, Tally
+from p2p.swarm_types import Ban, PeerVersion, PeerView, SwarmConfig, SwarmStatistics, Tally
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -57,24 +59,35 @@ class Swarm:
         self._gossip = Gossip(self.peer_id, self._tally, self._refusals.note_misdeed)
         self._requests = Requests(self._tally)
         self._blob_server = BlobServer(self._tally)
-        self._dialer = Dialer(self._book, config, lambda: self._host, self._refusals.is_banned)
+        self._hellos = Hellos(
+            config,
+            requests=self._requests,
+            drop=self._drop,
+            note_misdeed=self._refusals.note_misdeed,
+        )
+        self._dialer = Dialer(
+            self._book,
+            config,
+            lambda: self._host,
+            self._refusals.is_banned,
+            self._hellos.is_passed_over,
+        )
         self._blob_fetcher = BlobFetcher(self._dialer.connect, self._tally)
         self._discovery = Discovery(
             config,
             self.peer_id,
-            own_addresses=self._listen_addresses,
+            own_addresses=self._keeper.addresses,
             get_host=lambda: self._host,
             book=self._book,
             dialer=self._dialer,
             requests=self._requests,
             tally=self._tally,
-            remember=self._remember,
+            remember=self.remember,
             is_banned=self._refusals.is_banned,
             note_misdeed=self._refusals.note_misdeed,
         )
         self._connected: set[str] = set()
         self._when_connected: list[Callable[[PeerView], None]] = []
-        self._when_lost: list[Callable[[str], None]] = []
 
     @property
     def _host(self) -> Host | None:
@@ -85,26 +98,25 @@ class Swarm:
     @property
     def listen_addrs(self) -> tuple[str, ...]:
         """Our addresses with real port and /p2p/; for wildcards, what the interfaces have now."""
-        return tuple(map(str, self._listen_addresses()))
-
-    def _listen_addresses(self) -> list[Address]:
-        return [
-            Address(address.family, address.host, address.port, self.peer_id)
-            for bound in self._keeper.listen
-            for address in expand_wildcard(bound)
-        ]
+        return tuple(map(str, self._keeper.addresses()))
 
     def peers(self) -> tuple[PeerView, ...]:
         """List the connected peers."""
-        return () if self._host is None else self._host.peers()
+        connected = () if self._host is None else self._host.peers()
+        version_of = self._hellos.version_of
+        return tuple(replace(peer, version=version_of(peer.peer_id)) for peer in connected)
+
+    def differing_peers(self) -> Mapping[str, PeerVersion]:
+        """List who of our namespace was heard within the hour and cannot work with us.
+
+        Their protocol's major version is another one. They are told so, as we are, and not kept
+        connected.
+        """
+        return self._hellos.differing()
 
     def on_peer_connected(self, callback: Callable[[PeerView], None]) -> None:
         """Have `callback` called when a peer's first connection opens. It must not block."""
         self._when_connected.append(callback)
-
-    def on_peer_lost(self, callback: Callable[[str], None]) -> None:
-        """Have `callback` called with the peer id when its last connection is gone."""
-        self._when_lost.append(callback)
 
     async def connect(self, addr: str) -> None:
         """Connect to the peer at `addr`, which ends in /p2p/<peer id>, and try to stay connected.
@@ -120,15 +132,15 @@ class Swarm:
         if address.peer_id != self.peer_id:
             await self._dialer.connect(address.peer_id)
 
-    def remember(self, peer_id: str, addrs: Sequence[str]) -> None:
+    def remember(self, peer_id: str, addrs: Sequence[str]) -> int:
         """Note where a peer is said to be reached, and try to be connected to it.
 
         `addrs` may come from strangers: what is no numeric address is left out, at most 8 of a peer
         and those of 256 peers are kept, and the handshake proves who is there.
-        """
-        self._remember(peer_id, addrs)
 
-    def _remember(self, peer_id: str, addrs: Sequence[str]) -> int:
+        Returns:
+            How many addresses were taken that were not known before.
+        """
         num_new = self._book.remember(peer_id, addrs, keep=self._connected)
         if num_new:
             self._dialer.look_now(peer_id)
@@ -138,8 +150,11 @@ class Swarm:
         """Close the connections to a peer and forget its addresses, unless the user gave them."""
         if is_peer_id(peer_id):
             self._book.forget(peer_id)
-            if self._host is not None:
-                self._host.drop(peer_id)
+            self._drop(peer_id)
+
+    def _drop(self, peer_id: str) -> None:
+        if self._host is not None:
+            self._host.drop(peer_id)
 
     def ban(self, peer_id: str, reason: str, *, ban_s: float | None = None) -> None:
         """Refuse a peer from now on: connections, requests, blobs, and messages that it wrote.
@@ -189,12 +204,9 @@ class Swarm:
         Raises:
             MessageTooLargeError: `max_bytes` is more than gossip carries.
         """
-
-        async def accept_unless_banned(author: str, payload: bytes) -> bool:
-            return not self._refusals.is_banned(author) and await accept(author, payload)
-
+        accept = self._refusals.unless_banned(accept)
         await self._gossip.subscribe(
-            topic, accept_unless_banned, on_message, max_bytes=max_bytes, purpose=purpose
+            topic, accept, on_message, max_bytes=max_bytes, purpose=purpose
         )
 
     async def publish(self, topic: str, payload: bytes, *, purpose: str) -> None:
@@ -243,14 +255,9 @@ class Swarm:
 
         Cancellation: the stream is reset; the peer may have acted on the request.
         """
+        self._hellos.verify_speaks(peer_id)
         deadline = trio.current_time() + timeout_s
-        try:
-            with trio.fail_after(timeout_s):
-                host = await self._dialer.connect(peer_id)
-        except trio.TooSlowError as error:
-            raise RequestTimeoutError(
-                f"no connection to peer {peer_id} within {timeout_s:g} s"
-            ) from error
+        host = await self._dialer.connect_within(peer_id, timeout_s)
         return await self._requests.request(
             host,
             peer_id,
@@ -311,26 +318,14 @@ class Swarm:
 
     def statistics(self) -> SwarmStatistics:
         """Count what has happened so far."""
-        host, tally = self._host, self._tally
-        wire_sent, wire_received = (0, 0) if host is None else host.wire_bytes()
-        return SwarmStatistics(
-            sent_bytes_by_purpose=dict(tally.sent),
-            received_bytes_by_purpose=dict(tally.received),
-            wire_sent_bytes=tally.retired_wire_sent + wire_sent,
-            wire_received_bytes=tally.retired_wire_received + wire_received,
+        host = self._host
+        return self._tally.statistics(
+            wire_bytes=(0, 0) if host is None else host.wire_bytes(),
             num_peers=len(self.peers()),
             num_connections=0 if host is None else host.num_connections(),
             num_known_peers=len(self._book.peers()),
-            host_restarts=tally.host_restarts,
-            dropped_messages=tally.dropped_messages + self._gossip.num_dropped_now(),
-            refused_messages=tally.refused_messages,
-            failed_handlers=tally.failed_handlers,
-            refused_requests=tally.refused_requests,
-            bad_chunks=tally.bad_chunks,
-            dropped_peers=tally.dropped_peers,
-            misdeeds=tally.misdeeds,
+            num_dropped_now=self._gossip.num_dropped_now(),
             num_banned=len(self._refusals.current()),
-            found_peers_by_way=dict(tally.found),
         )
 
     async def _run(self, task_status: TaskStatus[None]) -> None:
@@ -347,12 +342,14 @@ class Swarm:
     async def _attach(self, host: Host, nursery: trio.Nursery) -> None:
         self._requests.attach(host)
         self._blob_server.attach(host)
+        self._hellos.attach(host, nursery)
         self._discovery.attach(host, nursery)
         await self._gossip.attach(host, nursery)
         self._dialer.look_now()
 
     def _detach(self) -> None:
         self._gossip.detach()
+        self._hellos.detach()
         for peer_id in tuple(self._connected):
             self._tell_lost(peer_id)
         self._discovery.detach()
@@ -360,6 +357,7 @@ class Swarm:
     def _tell_connected(self, peer_id: str) -> None:
         self._connected.add(peer_id)
         self._book.mark_reached(peer_id)
+        self._hellos.on_connected(peer_id)
         self._discovery.on_connected(peer_id)
         view = next((peer for peer in self.peers() if peer.peer_id == peer_id), None)
         if view is not None:  # not gone again already
@@ -370,7 +368,6 @@ class Swarm:
         self._tally.dropped_peers += 1
         self._dialer.look_now()
         self._discovery.on_lost(len(self._connected))
-        self._tally.failed_handlers += call_all("on_peer_lost", self._when_lost, peer_id)
 
 
 @contextlib.asynccontextmanager

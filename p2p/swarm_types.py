@@ -5,7 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+PROTOCOL_MAJOR: Final = 1
+"""Peers of one run whose major versions differ cannot work together (PROTOCOL.md section 9)."""
+PROTOCOL_MINOR: Final = 0
+"""A newer minor version adds what an older one passes over."""
+
+
+class PeerVersion(NamedTuple):
+    """What a peer says that it speaks and is."""
+
+    major: int
+    """1..65535."""
+    minor: int
+    """0..65535."""
+    program: str
+    """Name and version, for people; printable ASCII, at most 64 characters, and hostile."""
 
 
 class Ban(NamedTuple):
@@ -32,6 +48,10 @@ class SwarmConfig:
     namespace: str = ""
     """Whom to look for: those with the same namespace, such as the id of a run. Empty: nobody is
     looked for beyond `bootstrap` and those who are remembered."""
+    protocol: tuple[int, int] = (PROTOCOL_MAJOR, PROTOCOL_MINOR)
+    """Which version is spoken: major, minor. Another one than this program's is for tests."""
+    program: str = ""
+    """Name and version of this program, told to every peer."""
     mdns: bool = True
     """Whether to look for peers on the local network, and to be found there."""
     dht: bool = True
@@ -83,6 +103,8 @@ class PeerView:
     """Smoothed time of a ping and its answer, in seconds; None before the first."""
     is_relayed: bool = False
     """Whether a third peer passes on all bytes; False: the connection is direct."""
+    version: PeerVersion | None = None
+    """What it said that it speaks; None: it has not said hello."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +165,43 @@ class Tally:
     retired_wire_sent: int = 0
     """Bytes of connections that are closed."""
     retired_wire_received: int = 0
+
+    def statistics(
+        self,
+        *,
+        wire_bytes: tuple[int, int],
+        num_peers: int,
+        num_connections: int,
+        num_known_peers: int,
+        num_dropped_now: int,
+        num_banned: int,
+    ) -> SwarmStatistics:
+        """Put the counters together with what is so now (fields: SwarmStatistics).
+
+        Args:
+            wire_bytes: Written to and read from the sockets that are open.
+            num_peers: Connected.
+            num_connections: Open.
+            num_known_peers: With an address.
+            num_dropped_now: Gossiped messages that the present host has lost.
+            num_banned: Refused.
+        """
+        return SwarmStatistics(
+            sent_bytes_by_purpose=dict(self.sent),
+            received_bytes_by_purpose=dict(self.received),
+            wire_sent_bytes=self.retired_wire_sent + wire_bytes[0],
+            wire_received_bytes=self.retired_wire_received + wire_bytes[1],
+            num_peers=num_peers,
+            num_connections=num_connections,
+            num_known_peers=num_known_peers,
+            host_restarts=self.host_restarts,
+            dropped_messages=self.dropped_messages + num_dropped_now,
+            refused_messages=self.refused_messages,
+            failed_handlers=self.failed_handlers,
+            refused_requests=self.refused_requests,
+            bad_chunks=self.bad_chunks,
+            dropped_peers=self.dropped_peers,
+            misdeeds=self.misdeeds,
+            num_banned=num_banned,
+            found_peers_by_way=dict(self.found),
+        )

@@ -238,9 +238,10 @@ def status(as_json: AsJson = False) -> None:
     if as_json:
         _write_json(current)
         return
+    from tui.peers_answer import protocol_note
     from tui.view_state import status_lines
 
-    _write(*status_lines(current))
+    _write(*status_lines(current), *filter(None, (protocol_note(current),)))
 
 
 @app.command()
@@ -296,16 +297,13 @@ def peers(as_json: AsJson = False) -> None:
     """List the peers this machine is connected with."""
     with _client() as client:
         listed = client.request("peers", list[PeerStatus])
-        own_state = client.request("status", Status).state_hash
+        status = client.request("status", Status)
     if as_json:
         _write_json(listed)
         return
-    from tui.view_state import align, peer_table
+    from tui.peers_answer import peers_answer
 
-    if not listed:
-        _write("No peers. The agent trains alone, as a swarm of one, until some are found.")
-        return
-    _write(*align(peer_table(listed, own_state=own_state), 160))
+    _write(*peers_answer(listed, status))
 
 
 @app.command()

@@ -53,6 +53,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """As in `Stats`, since this agent started."""
     alarm: str = ""
     """Set when the round protocol had to stop (ROUNDS.md rule 18)."""
+    protocol: str = ""
+    """What this agent speaks: major.minor."""
+    differing_peers: dict[int, int] = msgspec.field(default_factory=dict)
+    """Another major version -> how many peers of this run, heard within the hour, speak it. They
+    cannot work with this agent, and are not kept connected."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +76,10 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a third peer passes on all bytes; else the connection is direct."""
     last_final_round: int | None = None
     """The last final round that lists a contribution of this peer; None: none does."""
+    protocol: str | None = None
+    """What it says that it speaks: major.minor; None: it has not said hello."""
+    program: str | None = None
+    """What it says that it is, e.g. `allmende 0.1.0`; a peer may have chosen it."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import trio
 from p2p.blobstore import BlobStore
 from p2p.errors import BlobUnavailableError, PeerUnreachableError, RequestRefusedError
 from p2p.swarm import PeerView, Swarm
+from p2p.swarm_types import PeerVersion
 
 Respond = Callable[[str, bytes], Awaitable[bytes]]
 Accept = Callable[[str, bytes], Awaitable[bool]]
@@ -43,6 +44,7 @@ class FakeSwarm:
     published: list[tuple[str, bytes]] = field(default_factory=list)
     remembered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     banned: dict[str, str] = field(default_factory=dict)
+    differing: dict[str, PeerVersion] = field(default_factory=dict)
     store: BlobStore | None = None
     on_publish: Callable[[str, bytes], None] = lambda topic, payload: None
     _respond: dict[str, Respond] = field(default_factory=dict)
@@ -60,6 +62,9 @@ class FakeSwarm:
             for peer in self.network.swarms
             if peer != self.peer_id and peer not in self.banned
         )
+
+    def differing_peers(self) -> dict[str, PeerVersion]:
+        return self.differing
 
     def remember(self, peer_id: str, addrs: Sequence[str]) -> None:
         self.remembered[peer_id] = tuple(addrs)

@@ -77,7 +77,7 @@ async def test_the_event_loop_is_not_held_up() -> None:
 
 
 def _address_of(one: Swarm) -> Address:
-    return one._listen_addresses()[0]
+    return one._keeper.addresses()[0]
 
 
 @trio_test

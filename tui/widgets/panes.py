@@ -9,11 +9,13 @@ from datetime import datetime
 
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
 
 from tui import view_state
+from tui.peers_answer import protocol_note
 from tui.view_state import Snapshot
 from tui.widgets.loss_chart import LossChart
-from tui.widgets.rows import Lines, RoundBar, Rows
+from tui.widgets.rows import Lines, RoundBar, Rows, Text
 from tui.wording import NOT_YET, clean
 
 _PEERS_SHOWN = 6
@@ -62,11 +64,17 @@ class PeersPane(VerticalScroll):
 
     def compose(self) -> ComposeResult:
         """Lay out the widgets."""
+        yield Text(id="protocol-note")
         yield Lines(id="all-peers")
 
     def show(self, snapshot: Snapshot, now: datetime) -> None:
         """Show `snapshot`."""
         del now
+        # Without any peer, the lines below say it.
+        note = protocol_note(snapshot.status) if snapshot.peers and snapshot.status else ""
+        words = self.query_one("#protocol-note", Text)
+        words.display = bool(note)
+        words.set_text(Content(f"{note}\n"))
         self.query_one(Lines).show(peer_lines(snapshot, max(20, self.size.width - 2)))
 
 
@@ -94,6 +102,8 @@ def peer_lines(snapshot: Snapshot, width: int) -> tuple[str, ...]:
     """Return the table of peers, or why there is none."""
     if snapshot.peers is None:
         return (f"Peers: {clean(snapshot.problem) or NOT_YET}",)
+    if not snapshot.peers and snapshot.status is not None and snapshot.status.differing_peers:
+        return (protocol_note(snapshot.status),)
     if not snapshot.peers:
         return ("No peers yet: a swarm of one, whose work counts all the same.",)
     own_state = snapshot.status.state_hash if snapshot.status else ""

@@ -44,6 +44,7 @@ from volunteer.agent.wire import Heartbeat
 from volunteer.config import Config
 from volunteer.locations import Locations
 from volunteer.policy.sensors.disk import read_free_bytes
+from volunteer.program import program_name
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.records import DENSE_MODULE
 from volunteer.rounds.turn import Timing
@@ -175,6 +176,7 @@ class Agent:
             preferred_port=facts.port,
             bootstrap=self.config.bootstrap,
             namespace=self.spec.run_id,
+            program=program_name(),
             mdns=self.config.mdns,
             dht=self.config.dht,
             banned=bans_of(facts),

@@ -10,12 +10,14 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import trio
 
 from p2p.errors import P2PError, RequestRefusedError
 from p2p.swarm import Swarm
 from volunteer.agent.clock import now_s
+from volunteer.agent.intake import NewKind, verify_incoming
 from volunteer.agent.peer_memory import PeerMemory
 from volunteer.agent.record_book import RecordBook, SignedRecord
 from volunteer.agent.sync_pages import SyncPages
@@ -118,14 +120,19 @@ class Exchange:
 
     async def _accept_record(self, author: str, data: bytes) -> bool:
         try:
-            self._book.verify(data)
+            self._verify(data)
         except RecordError as error:
             log.debug("peer=%s gossiped a bad record: %s", author, error)
             return False
-        return True
+        return True  # one of a new kind is passed on as well: those behind us may know it
 
     async def _on_gossiped_record(self, author: str, data: bytes) -> None:
-        await self._on_record(self._book.verify(data))
+        signed = self._verify(data)
+        if isinstance(signed, SignedRecord):
+            await self._on_record(signed)
+
+    def _verify(self, data: bytes) -> SignedRecord | NewKind:
+        return verify_incoming(data, *self._pages.key)
 
     async def _accept_heartbeat(self, author: str, data: bytes) -> bool:
         try:
@@ -226,9 +233,9 @@ class Exchange:
         """Take in the records of a reply; return the greatest height among them."""
         highest = None
         for data in reply.envelopes:
-            signed = self._book.verify(data)
-            if isinstance(signed.record, Close):
-                continue  # a hint, which `has_closed` carries: nothing keeps it, nothing sends it
+            signed = self._verify(data)
+            if not _is_kept(signed):
+                continue
             await self._on_record(signed)
             highest = max(highest or 0, signed.record.round_index)
         if reply.has_closed and reply.tip is not None:
@@ -242,11 +249,19 @@ class Exchange:
             raise RequestRefusedError(str(error)) from error
         for envelope in answer.pushed:
             try:
-                signed = self._book.verify(envelope)
+                signed = self._verify(envelope)
             except RecordError as error:
                 raise RequestRefusedError(str(error)) from error
-            if not isinstance(signed.record, Close):
+            if _is_kept(signed):
                 await self._on_record(signed)
         if answer.closed_base is not None:
             self._on_closed(peer_id, answer.closed_base)
         return encode(answer.reply)
+
+
+def _is_kept(signed: SignedRecord | NewKind) -> TypeGuard[SignedRecord]:
+    """Return whether a record goes into the book.
+
+    Not a `close`, a hint that `has_closed` carries; nor a kind that a newer version has.
+    """
+    return isinstance(signed, SignedRecord) and not isinstance(signed.record, Close)

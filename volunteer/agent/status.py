@@ -6,11 +6,13 @@ Runs in: agent. Everything shown is read from where it is decided; nothing is ke
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 
 import msgspec
 
 from p2p.swarm import Swarm
+from p2p.swarm_types import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from volunteer.agent.aggregator_service import AggregatorService
 from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.clock import now_s, now_utc
@@ -128,8 +130,14 @@ class StatusSource:
             tokens_confirmed=self.keeper.tokens_confirmed,
             tokens_since_contribution=view.tokens_since_contribution,
             bytes_by_purpose=self.traffic.by_purpose(),
+            protocol=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
+            differing_peers=self._differing_peers(),
             alarm="" if machine.alarm is None else f"final {machine.alarm[0]} was contradicted",
         )
+
+    def _differing_peers(self) -> dict[int, int]:
+        versions = self.swarm.differing_peers().values()
+        return dict(sorted(Counter(version.major for version in versions).items()))
 
     def with_steps_since_snapshot(self, kept: Stats) -> Stats:
         """Return the ledger's figures with what the trainer has done since its last snapshot."""
@@ -153,6 +161,7 @@ class StatusSource:
         for peer in self.swarm.peers():
             heard = members.get(peer.peer_id)
             beat = heard.heartbeat if heard is not None else None
+            version = peer.version
             listed.append(
                 PeerStatus(
                     peer_id=peer.peer_id,
@@ -166,6 +175,8 @@ class StatusSource:
                     last_heard_s=now_s() - heard.at_s if heard else None,
                     is_relayed=peer.is_relayed,
                     last_final_round=final.seen.get(peer.peer_id),
+                    protocol=f"{version.major}.{version.minor}" if version else None,
+                    program=version.program if version else None,
                 )
             )
         return listed

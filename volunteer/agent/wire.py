@@ -1,7 +1,8 @@
 """What members say to each other besides signed records: heartbeats and the sync exchange.
 
 Runs in: agent. Pure. MessagePack; every message is size-checked before it is parsed, and every list
-has a bound. WIRE.md beside this describes these for a second implementation.
+has a bound. PROTOCOL.md sections 12 and 13 describe these for a second implementation: an unknown
+field is a newer minor version's, and is passed over.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from p2p.swarm_types import PROTOCOL_MAJOR
 from volunteer.rounds.records import Hash, Height, Name
 
-WIRE_VERSION = 1
+WIRE_VERSION = PROTOCOL_MAJOR
 MAX_HEARTBEAT_BYTES = 4096
 MAX_SYNC_BYTES = 1024 * 1024
 PAGE_BYTES = 384 * 1024
