@@ -45,6 +45,7 @@ PROTOCOLS = (
 )
 NUM_ANNOUNCEMENTS = 5_000
 MESSAGES_A_FRAME = 50
+NUM_FRAMES_A_TOPIC = 30
 MAX_GOSSIP_BYTES = 65_536
 
 
@@ -98,7 +99,8 @@ class Insider:
             message.key = pubsub.host.get_public_key().serialize()
             message.signature = pubsub.sign_key.sign(signed)
             messages.append(message)
-        return encode_varint_prefixed(rpc_pb2.RPC(publish=messages).SerializeToString())
+        frame: bytes = encode_varint_prefixed(rpc_pb2.RPC(publish=messages).SerializeToString())
+        return frame
 
     def announcement(self, number: int, *, is_signed: bool = True) -> bytes:
         """Return a contribution's record, each on another base."""
@@ -162,10 +164,9 @@ async def harm_topics(insider: Insider) -> None:
             msgspec.msgpack.encode({"version": 1, "run_id": insider.run_id}),
             b"\x81" * 4000,
         ]
-        for _ in range(8):
-            for payload in payloads:
-                await insider.gossip(insider.frame_of(topic, [payload], number))
-                number += 1
+        for _ in range(NUM_FRAMES_A_TOPIC):
+            await insider.gossip(insider.frame_of(topic, payloads, number))
+            number += len(payloads)
 
 
 async def harm_announcements(insider: Insider) -> None:
