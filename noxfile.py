@@ -38,11 +38,11 @@ def add_checkout_last(purelib: object) -> None:
     Path(str(purelib).strip(), "checkout.pth").write_text(f"{Path.cwd()}\n", encoding="utf-8")
 
 
-def pytest_arguments(session: nox.Session) -> list[str]:
+def pytest_arguments(session: nox.Session, marked: str = "") -> list[str]:
     """Return the arguments that every pytest run gets; `-- --full` adds the hours-long tests."""
     rest = [argument for argument in session.posargs if argument != "--full"]
-    marked = [] if "--full" in session.posargs else ["-m", "not full"]
-    return ["--import-mode=append", *marked, *rest]
+    marks = [*([marked] if marked else []), *([] if "--full" in session.posargs else ["not full"])]
+    return ["--import-mode=append", *(["-m", " and ".join(marks)] if marks else []), *rest]
 
 
 @nox.session(venv_backend="none")
@@ -108,5 +108,14 @@ def install(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["environment"])
 def tests(session: nox.Session) -> None:
-    """Run every test against the installed package."""
-    run(session, "pytest", *pytest_arguments(session), "--durations=15")
+    """Run every test against the installed package: at once what computes, then what waits.
+
+    Tests marked `system` start processes that share the cores and have deadlines: one at a time.
+    With arguments of its own (`nox -s tests -- FILE`), pytest runs once.
+    """
+    if set(session.posargs) - {"--full"}:
+        run(session, "pytest", *pytest_arguments(session), "--durations=15")
+        return
+    for marked, workers in (("not system", ("-n", "2")), ("system", ())):
+        arguments = pytest_arguments(session, marked)
+        run(session, "pytest", *workers, *arguments, "--durations=15")
