@@ -1,15 +1,16 @@
 """Fetching a blob from several peers at once. Runs in: agent.
 
 The manifest is checked against the id, every chunk against the manifest, so a lie is noticed within
-one chunk and its teller is not asked again. A peer that is silent or gone is left alone for a while
-that doubles. What has arrived stays on disk whatever happens, and the next try goes on from there.
+one chunk and its teller is not asked again for that blob; nor is who breaks the protocol's lengths.
+A peer that is silent or gone is left alone for a while that doubles. What has arrived stays on disk
+whatever happens, and the next try goes on from there.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,9 @@ import trio
 
 from p2p.blobs import BLOB_PROTOCOL, BlobClient
 from p2p.blobstore import BlobStore
+from p2p.chunk_lanes import ChunkLane, make_lanes
+from p2p.chunk_plan import SECOND_ASK_AFTER_S, ChunkPlan
+from p2p.conduct import Misdeed
 from p2p.contain import contain
 from p2p.errors import (
     BlobCorruptError,
@@ -27,40 +31,43 @@ from p2p.errors import (
     PeerUnreachableError,
     RequestRefusedError,
     RequestTimeoutError,
+    StreamEndedError,
 )
+from p2p.flow import Flow, Priority
 from p2p.framing import BlobOp
 from p2p.host import Host
 from p2p.partial_blob import PartialBlob
-from p2p.swarm_types import Tally
+from p2p.speed import Speed
+from p2p.swarm_types import DownloadView, Tally
 
 WINDOW: Final = 4  # chunks asked for ahead from one peer: 4 MiB hide 0.1 s at 40 MB/s
 MAX_PROVIDERS: Final = 8  # asked at once
 REASK_EVERY_S: Final = 0.5  # how often providers() is asked while waiting
-SECOND_ASK_AFTER_S: Final = (
-    2.0  # a chunk is asked for elsewhere too when all others are on their way
-)
 STREAM_TIMEOUT_S: Final = 10.0
 PAUSE_S: Final = 1.0  # before a peer that failed is asked again; doubles
 MAX_PAUSE_S: Final = 30.0
 
 Providers = Callable[[], Sequence[str]]
 Connect = Callable[[str], Awaitable[Host]]
+NoteMisdeed = Callable[[str, Misdeed], None]
 
 _PEER_FAILED: Final = (
     PeerUnreachableError,
     RequestRefusedError,
     RequestTimeoutError,
-    FramingError,
+    StreamEndedError,
     trio.TooSlowError,
 )
 
 
-@dataclass(slots=True)
-class _InFlight:
-    """A chunk that was asked for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Terms:
+    """How a blob is fetched."""
 
-    asked_at: float
-    peers: set[str] = field(default_factory=set)
+    purpose: str
+    max_bytes: int
+    stall_s: float
+    priority: Priority
 
 
 class _Download:
@@ -69,15 +76,16 @@ class _Download:
     def __init__(
         self,
         blob_id: str,
+        terms: _Terms,
         store: BlobStore,
         connect: Connect,
         tally: Tally,
-        *,
-        purpose: str,
-        max_bytes: int,
+        flow: Flow,
+        lane: ChunkLane,
+        note_misdeed: NoteMisdeed,
     ) -> None:
         self.blob_id = blob_id
-        self.max_bytes = max_bytes
+        self.terms = terms
         self.providers: list[Providers] = []
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
@@ -85,10 +93,13 @@ class _Download:
         self._store = store
         self._connect = connect
         self._tally = tally
-        self._purpose = purpose
+        self._flow = flow
+        self._lane = lane
+        self._note_misdeed = note_misdeed
+        self._progress_at = trio.current_time()
+        self._speed = Speed(self._progress_at)
         self._partial: PartialBlob | None = None
-        self._todo: deque[int] = deque()
-        self._in_flight: dict[int, _InFlight] = {}
+        self._plan = ChunkPlan(())
         self._disk = trio.Lock()
         self._complete = trio.Event()
         self._changed = trio.Event()
@@ -124,15 +135,27 @@ class _Download:
         assert self._partial is not None, "Invariant: complete without an error means a whole file"
         await trio.to_thread.run_sync(self._store.finish_partial, self.blob_id, self._partial)
 
+    def view(self) -> DownloadView:
+        """Say how far it is."""
+        partial, now = self._partial, trio.current_time()
+        return DownloadView(
+            blob_id=self.blob_id,
+            size_bytes=None if partial is None else partial.size_bytes,
+            held_bytes=0 if partial is None else partial.held_bytes(),
+            bytes_per_s=self._speed.bytes_per_s(now),
+            num_peers=len(self._workers),
+        )
+
     def _begin(self, partial: PartialBlob) -> None:
         self._partial = partial
-        if partial.size_bytes > self.max_bytes:
+        self._progress_at = trio.current_time()  # hashing what was there may have taken a while
+        if partial.size_bytes > self.terms.max_bytes:
             self._fail(
                 BlobUnavailableError(
                     f"blob {self.blob_id} has {partial.size_bytes} bytes, too many"
                 )
             )
-        self._todo.extend(sorted(partial.missing))
+        self._plan = ChunkPlan(sorted(partial.missing))
         if not partial.missing:
             self._complete.set()
 
@@ -149,6 +172,12 @@ class _Download:
     async def _start_workers(self, nursery: trio.Nursery) -> None:
         while True:
             now = trio.current_time()
+            if now - self._progress_at > self.terms.stall_s:
+                self._fail(
+                    BlobUnavailableError(
+                        f"nobody gave a chunk of blob {self.blob_id} for {self.terms.stall_s:g} s"
+                    )
+                )
             for peer_id in self._candidates():
                 is_due = self._ask_again_at.get(peer_id, 0.0) <= now
                 if is_due and peer_id not in self._workers and len(self._workers) < MAX_PROVIDERS:
@@ -172,12 +201,16 @@ class _Download:
         except BlobCorruptError:
             self._tally.bad_chunks += 1
             self._liars.add(peer_id)
+            self._note_misdeed(peer_id, Misdeed.WRONG_CHUNK)
         except BlobStoreFullError as error:
             self._fail(error)
         except _PEER_FAILED:
             failures = self._failures[peer_id] = self._failures.get(peer_id, 0) + 1
             pause_s = min(MAX_PAUSE_S, PAUSE_S * 2 ** (failures - 1))
             self._ask_again_at[peer_id] = trio.current_time() + pause_s
+        except FramingError:  # but for a stream that ended, which is above
+            self._liars.add(peer_id)
+            self._note_misdeed(peer_id, Misdeed.MALFORMED)
         finally:
             self._workers.discard(peer_id)
             self._notify()
@@ -185,15 +218,19 @@ class _Download:
     async def _fetch_from(self, peer_id: str) -> None:
         host = await self._connect(peer_id)
         async with host.open_stream(peer_id, BLOB_PROTOCOL, timeout_s=STREAM_TIMEOUT_S) as stream:
-            client = BlobClient(stream, self.blob_id)
+            client = BlobClient(stream, self.blob_id, self._note_bytes)
             if self._partial is None:
                 await self._fetch_manifest(client)
             await self._fetch_chunks(peer_id, client)
 
+    def _note_bytes(self, num_bytes: int) -> None:
+        self._speed.note(num_bytes, trio.current_time())
+        self._flow.note_fetched(num_bytes, self.terms.priority)
+
     async def _fetch_manifest(self, client: BlobClient) -> None:
         await client.ask(BlobOp.MANIFEST)
-        size_bytes, hashes = await client.read_manifest(self.max_bytes)
-        self._tally.received[self._purpose] += 8 + sum(map(len, hashes))
+        size_bytes, hashes = await client.read_manifest(self.terms.max_bytes)
+        self._tally.received[self.terms.purpose] += 8 + sum(map(len, hashes))
         async with self._disk:
             if self._partial is None:  # another peer may have been faster
                 self._begin(
@@ -210,55 +247,47 @@ class _Download:
         asked: deque[int] = deque()
         try:
             while not self._complete.is_set():
-                while len(asked) < WINDOW and (index := self._take(peer_id)) is not None:
-                    asked.append(index)
-                    await client.ask(BlobOp.CHUNK, index)
+                await self._ask_ahead(peer_id, client, asked)
                 if not asked:
                     await self._wait_for_work()
                     continue
                 chunk = await client.read_chunk(partial.size_bytes, asked[0])
                 await self._keep(partial, asked[0], chunk)
                 self._failures.pop(peer_id, None)
-                self._in_flight.pop(asked.popleft(), None)
+                self._plan.end(asked.popleft())
+                self._lane.leave()
         finally:
             for index in asked:
-                self._give_back(peer_id, index)
+                if self._plan.give_back(peer_id, index):
+                    self._notify()
+                self._lane.leave()
 
-    def _take(self, peer_id: str) -> int | None:
-        """Choose what to ask `peer_id` for: a new chunk, else one that others are slow with."""
-        now = trio.current_time()
-        if self._todo:
-            index = self._todo.popleft()
-            self._in_flight[index] = _InFlight(now, {peer_id})
-            return index
-        for index, flight in self._in_flight.items():
-            if peer_id not in flight.peers and now - flight.asked_at > SECOND_ASK_AFTER_S:
-                flight.asked_at = now
-                flight.peers.add(peer_id)
-                return index
-        return None
-
-    def _give_back(self, peer_id: str, index: int) -> None:
-        flight = self._in_flight.get(index)
-        if flight is None:
-            return  # another peer delivered it
-        flight.peers.discard(peer_id)
-        if not flight.peers:
-            del self._in_flight[index]
-            self._todo.appendleft(index)
-            self._notify()
+    async def _ask_ahead(self, peer_id: str, client: BlobClient, asked: deque[int]) -> None:
+        """Ask for what the window and the lane have room for; wait for room only if for none."""
+        while len(asked) < WINDOW and self._plan.has_work_for(peer_id, trio.current_time()):
+            if not self._lane.enter_nowait():
+                if asked:
+                    return
+                await self._lane.enter()
+            index = self._plan.take(peer_id, trio.current_time())
+            if index is None:
+                self._lane.leave()
+                return
+            asked.append(index)
+            await client.ask(BlobOp.CHUNK, index)
 
     async def _wait_for_work(self) -> None:
         with trio.move_on_after(SECOND_ASK_AFTER_S / 2):
             await self._changed.wait()
 
     async def _keep(self, partial: PartialBlob, index: int, chunk: bytes) -> None:
-        self._tally.received[self._purpose] += len(chunk)
+        self._tally.received[self.terms.purpose] += len(chunk)
         async with self._disk:
             if index in partial.missing:
                 await trio.to_thread.run_sync(
                     self._store.write_partial_chunk, partial, index, chunk
                 )
+                self._progress_at = trio.current_time()
         if not partial.missing:
             self._complete.set()
 
@@ -266,9 +295,14 @@ class _Download:
 class BlobFetcher:
     """The downloads of one swarm."""
 
-    def __init__(self, connect: Connect, tally: Tally) -> None:
+    def __init__(
+        self, connect: Connect, tally: Tally, flow: Flow, note_misdeed: NoteMisdeed
+    ) -> None:
         self._connect = connect
         self._tally = tally
+        self._flow = flow
+        self._lanes = make_lanes(flow)
+        self._note_misdeed = note_misdeed
         self._downloads: dict[tuple[Path, str], _Download] = {}
 
     async def fetch(
@@ -281,11 +315,14 @@ class BlobFetcher:
         store: BlobStore,
         purpose: str,
         deadline_s: float,
+        stall_s: float,
+        priority: Priority,
     ) -> None:
         """Bring a blob into `store`; see Swarm.fetch_blob."""
+        terms = _Terms(purpose=purpose, max_bytes=max_bytes, stall_s=stall_s, priority=priority)
         with trio.move_on_after(deadline_s):
             while not store.has(blob_id):
-                await self._take_part(nursery, blob_id, providers, store, purpose, max_bytes)
+                await self._take_part(nursery, blob_id, providers, store, terms)
         if not store.has(blob_id):
             raise BlobUnavailableError(f"nobody delivered blob {blob_id} within {deadline_s:g} s")
         if store.size_bytes(blob_id) > max_bytes:
@@ -297,20 +334,26 @@ class BlobFetcher:
         blob_id: str,
         providers: Providers,
         store: BlobStore,
-        purpose: str,
-        max_bytes: int,
+        terms: _Terms,
     ) -> None:
         """Join the download of the blob or begin it; the last one to leave ends it."""
         key = (store.directory, blob_id)
         download = self._downloads.get(key)
         if download is not None and (
-            download.scope.cancel_called or download.max_bytes < max_bytes
+            download.scope.cancel_called or download.terms.max_bytes < terms.max_bytes
         ):
             await download.ended.wait()
             return
         if download is None:
             download = self._downloads[key] = _Download(
-                blob_id, store, self._connect, self._tally, purpose=purpose, max_bytes=max_bytes
+                blob_id,
+                terms,
+                store,
+                self._connect,
+                self._tally,
+                self._flow,
+                self._lanes[terms.priority],
+                self._note_misdeed,
             )
             nursery.start_soon(self._run, key, download)
         download.providers.append(providers)
@@ -322,6 +365,10 @@ class BlobFetcher:
                 download.scope.cancel()
         if download.error is not None:
             raise type(download.error)(str(download.error), hint=download.error.hint)
+
+    def downloads(self) -> tuple[DownloadView, ...]:
+        """List the blobs on their way."""
+        return tuple(download.view() for download in self._downloads.values())
 
     async def _run(self, key: tuple[Path, str], download: _Download) -> None:
         try:

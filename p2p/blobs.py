@@ -1,7 +1,7 @@
 """Serving blobs, and the wire of the blob protocol. Runs in: agent. PROTOCOL.md section 4.
 
 A client opens one stream, writes requests of 37 bytes, several ahead, and reads the answers in
-order.
+order. An answer is written in pieces, each when the flow lets it (p2p/flow.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from p2p.errors import (
     FramingError,
     RequestRefusedError,
 )
+from p2p.flow import Flow, Priority
 from p2p.framing import (
     BLOB_REQUEST_BYTES,
     HASH_BYTES,
@@ -38,14 +39,17 @@ from p2p.framing import (
     read_status,
 )
 from p2p.host import Host
-from p2p.peer_stream import PeerStream
+from p2p.peer_stream import WRITE_BYTES, PeerStream
 from p2p.swarm_types import Tally
 
 BLOB_PROTOCOL: Final = "/allmende/blob/1"
 IDLE_DEADLINE_S: Final = 60.0  # a client that asks for nothing
-WRITE_DEADLINE_S: Final = 120.0  # one chunk: 9 KB/s
+WRITE_DEADLINE_S: Final = 120.0  # one chunk, less what we hold it up ourselves: 9 KB/s
 MAX_SERVED_AT_ONCE: Final = 16  # chunks in memory
 MAX_SERVED_PER_PEER: Final = 2  # so that a few slow readers cannot take all of them
+MAX_BULK_AT_ONCE: Final = 8  # of those, so that bulk that is held up keeps nobody else waiting
+MAX_BULK_PER_PEER: Final = 1
+ANSWER_BYTES_PER_S: Final = 32 << 10  # that a limit must leave for each: a client waits 20 s
 BUSY_AFTER_S: Final = 5.0  # a request that waits so long for its turn is told to come back
 STALL_S: Final = 20.0  # a client waits so long for the next byte
 
@@ -63,18 +67,23 @@ class _PeerSlots:
 
     def __init__(self) -> None:
         self.slots = trio.Semaphore(MAX_SERVED_PER_PEER)
+        self.bulk = trio.Semaphore(MAX_BULK_PER_PEER)
         self.num_users = 0
 
 
 class BlobServer:
     """Gives this volunteer's blobs to peers."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: Tally, flow: Flow) -> None:
         self._tally = tally
+        self._flow = flow
         self._store: BlobStore | None = None
         self._may_serve: Callable[[str], bool] = lambda _blob_id: False
         self._purpose_of: Callable[[str], str] = lambda _blob_id: "blob"
-        self._slots = trio.Semaphore(MAX_SERVED_AT_ONCE)
+        self._priority_of: Callable[[str], Priority] = lambda _blob_id: Priority.URGENT
+        most = flow.upload.share_of(ANSWER_BYTES_PER_S, MAX_SERVED_AT_ONCE)
+        self._slots = trio.Semaphore(most)
+        self._bulk = trio.Semaphore(max(1, min(most // 2, MAX_BULK_AT_ONCE)))
         self._peers: dict[str, _PeerSlots] = {}
         self._disk = trio.CapacityLimiter(2)
 
@@ -84,9 +93,11 @@ class BlobServer:
         store: BlobStore,
         may_serve: Callable[[str], bool],
         purpose_of: Callable[[str], str],
+        priority_of: Callable[[str], Priority],
     ) -> None:
         """Serve the blobs in `store` that `may_serve` allows, now and on hosts to come."""
         self._store, self._may_serve, self._purpose_of = store, may_serve, purpose_of
+        self._priority_of = priority_of
         if host is not None:
             self.attach(host)
 
@@ -112,31 +123,43 @@ class BlobServer:
             await self._answer(request, stream)
 
     async def _answer(self, request: BlobRequest, stream: PeerStream) -> None:
-        async with self._turn(stream.peer_id) as is_ours:
-            answer = await self._encode_answer(request) if is_ours else _BUSY
-            with trio.fail_after(WRITE_DEADLINE_S):
-                await stream.write(answer)
+        priority = self._priority_of(request.blob_id)
+        async with self._turn(stream.peer_id, priority) as is_ours:
+            if is_ours:
+                await self._write(await self._encode_answer(request), priority, stream)
+                return
+        with trio.fail_after(WRITE_DEADLINE_S):
+            await stream.write(_BUSY)
+
+    async def _write(self, answer: bytes, priority: Priority, stream: PeerStream) -> None:
+        """Write an answer piece by piece; a reader that is too slow is given up."""
+        view, left_s = memoryview(answer), WRITE_DEADLINE_S
+        for start in range(0, len(view), WRITE_BYTES):
+            piece = view[start : start + WRITE_BYTES]
+            await self._flow.wait_to_send(len(piece), priority)
+            begun_at = trio.current_time()
+            with trio.fail_after(left_s):
+                await stream.write(piece)
+            left_s -= trio.current_time() - begun_at
 
     @contextlib.asynccontextmanager
-    async def _turn(self, peer_id: str) -> AsyncIterator[bool]:
+    async def _turn(self, peer_id: str, priority: Priority) -> AsyncIterator[bool]:
         """Wait for a slot; gives False where none became free in time."""
         of_peer = self._peers.setdefault(peer_id, _PeerSlots())
         of_peer.num_users += 1
+        wanted = [of_peer.slots, self._slots]
+        if priority is Priority.BULK:
+            wanted = [of_peer.bulk, self._bulk, *wanted]
+        taken: list[trio.Semaphore] = []
         try:
-            with trio.move_on_after(BUSY_AFTER_S) as scope:
-                await of_peer.slots.acquire()
-                try:
-                    await self._slots.acquire()
-                except trio.Cancelled:
-                    of_peer.slots.release()
-                    raise
-            try:
-                yield not scope.cancelled_caught
-            finally:
-                if not scope.cancelled_caught:
-                    self._slots.release()
-                    of_peer.slots.release()
+            with trio.move_on_after(BUSY_AFTER_S):
+                for slot in wanted:
+                    await slot.acquire()
+                    taken.append(slot)
+            yield len(taken) == len(wanted)
         finally:
+            for slot in taken:
+                slot.release()
             of_peer.num_users -= 1
             if not of_peer.num_users:
                 del self._peers[peer_id]
@@ -169,9 +192,11 @@ def _read(store: BlobStore, request: BlobRequest) -> bytes:
 class BlobClient:
     """One stream on which a blob's manifest and chunks are asked for."""
 
-    def __init__(self, stream: PeerStream, blob_id: str) -> None:
+    def __init__(self, stream: PeerStream, blob_id: str, on_bytes: Callable[[int], None]) -> None:
+        """Ask for `blob_id` on `stream`; `on_bytes` is told whenever some bytes have come."""
         self._stream = stream
         self._blob_id = blob_id
+        self._on_bytes = on_bytes
 
     async def ask(self, op: BlobOp, chunk_index: int = 0) -> None:
         """Send one request; its answer comes after those of earlier ones."""
@@ -193,7 +218,7 @@ class BlobClient:
         Raises:
             RequestRefusedError: The peer does not have it, or reset the stream.
             FramingError: The answer is malformed or too large.
-            trio.TooSlowError: No byte came for 15 s.
+            trio.TooSlowError: No byte came for 20 s.
         """
         if await read_status(self._read_some) is not Status.OK:
             raise RequestRefusedError(await read_reason(self._read_some))
@@ -201,4 +226,6 @@ class BlobClient:
 
     async def _read_some(self, num_bytes: int) -> bytes:
         with trio.fail_after(STALL_S):
-            return await self._stream.read_some(num_bytes)
+            data = await self._stream.read_some(num_bytes)
+        self._on_bytes(len(data))
+        return data

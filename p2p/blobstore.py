@@ -70,6 +70,12 @@ def _full_disk_is_typed(directory: Path) -> Iterator[None]:
         ) from error
 
 
+def _taken_bytes(status: os.stat_result) -> int:
+    """Tell what a sparse file takes: its blocks (512 bytes each), not its length."""
+    blocks: int | None = getattr(status, "st_blocks", None)
+    return status.st_size if blocks is None else min(status.st_size, blocks * 512)
+
+
 def _sync(stream: BinaryIO) -> None:
     stream.flush()
     os.fsync(stream.fileno())
@@ -130,6 +136,14 @@ class BlobStore:
         """List the whole blobs, in the order of their ids."""
         return tuple(sorted(name for name in os.listdir(self.directory) if is_blob_id(name)))
 
+    def partial_bytes(self) -> dict[str, int]:
+        """Tell, for each download that is not whole, about how many bytes of it are on the disk."""
+        parts = {}
+        for file in self.directory.glob(f"*{_PARTIAL_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                parts[file.name.removesuffix(_PARTIAL_SUFFIX)] = _taken_bytes(file.stat())
+        return parts
+
     def total_bytes(self) -> int:
         """Count the bytes of all files here, partial downloads included."""
         total = 0
@@ -137,15 +151,8 @@ class BlobStore:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
-                    # A partial file is sparse: what it takes is its blocks (512 bytes each), not
-                    # its length.
-                    blocks = getattr(status, "st_blocks", None)
-                    taken = status.st_size if blocks is None else blocks * 512
-                    total += (
-                        min(status.st_size, taken)
-                        if entry.name.endswith(_PARTIAL_SUFFIX)
-                        else status.st_size
-                    )
+                    is_partial = entry.name.endswith(_PARTIAL_SUFFIX)
+                    total += _taken_bytes(status) if is_partial else status.st_size
         return total
 
     def add_bytes(self, data: bytes) -> str:

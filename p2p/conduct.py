@@ -34,6 +34,7 @@ class Misdeed(Enum):
     MALFORMED = (20.0, "sends frames that its protocol does not allow")
     TOO_OFTEN = (5.0, "asks more often than it may")
     TOO_MANY_STREAMS = (1.0, "opens more streams than it may")
+    WRONG_CHUNK = (50.0, "gives chunks of blobs that are not what their hash says")
     UNREAD_FLOOD = (100.0, "sends more than it was asked for")
 
     def __init__(self, points: float, sentence: str) -> None:

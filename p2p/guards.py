@@ -63,6 +63,7 @@ from p2p.admission import Admission
 from p2p.conduct import Misdeed
 from p2p.contain import contain
 from p2p.errors import FramingError, StreamEndedError, UnsupportedLibp2pError
+from p2p.flow import Flow
 from p2p.tcp_stream import GuardedTcpStream, tcp_stream_of
 
 GUARDED_VERSION: Final = "0.8.1"
@@ -267,6 +268,8 @@ class GuardedSwarm(swarm_module.Swarm):  # type: ignore[misc] # libp2p is untype
 
     ping_every_s = 5.0
     ping_timeout_s = 10.0
+    flow: Flow | None = None
+    """What counts the bytes of all connections."""
 
     def __init__(
         self,
@@ -303,6 +306,8 @@ class GuardedSwarm(swarm_module.Swarm):  # type: ignore[misc] # libp2p is untype
             stream.abort()
             raise SwarmException("there is no room for another inbound connection")
         stream.is_authenticated = True
+        if self.flow is not None:
+            stream.count_in(self.flow)
         return await super().add_conn(muxed_conn, direction)
 
     async def _handle_inbound_connection(

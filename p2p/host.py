@@ -26,6 +26,7 @@ from multiaddr import Multiaddr
 from p2p.addresses import Address, parse_address
 from p2p.contain import contain
 from p2p.errors import ListenError, PeerUnreachableError, RequestRefusedError, RequestTimeoutError
+from p2p.flow import Flow
 from p2p.gossip_guards import GuardedPubsub
 from p2p.guards import GuardedSwarm, install, running_service
 from p2p.host_setup import new_basic_host, new_network, new_pubsub
@@ -54,6 +55,8 @@ class HostEvents:
     """A message of a topic, so many bytes, was written to one neighbour."""
     note_misdeed: Callable[..., None]
     """A peer did what it should not: peer id, Misdeed, and how many times (1 where not given)."""
+    flow: Flow | None = None
+    """What counts the bytes of all connections."""
 
 
 class _ConnectionNotifee(INotifee):  # type: ignore[misc] # libp2p is untyped
@@ -336,6 +339,7 @@ async def open_host(
     network = new_network(
         identity, config, is_banned=events.is_banned, note_misdeed=events.note_misdeed
     )
+    network.flow = events.flow
     libp2p_host = new_basic_host(network)
     pubsub = new_pubsub(libp2p_host, on_sent=events.gossip_sent, note_misdeed=events.note_misdeed)
     host = Host(network, libp2p_host, pubsub, events, tally)

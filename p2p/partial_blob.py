@@ -46,6 +46,11 @@ class PartialBlob:
             self.close()
             raise
 
+    def held_bytes(self) -> int:
+        """Count the bytes that are there and checked."""
+        size = self.size_bytes
+        return size - sum(chunk_size_bytes(size, index) for index in tuple(self.missing))
+
     def _is_present(self, index: int) -> bool:
         os.lseek(self._descriptor, index * CHUNK_BYTES, os.SEEK_SET)
         chunk = os.read(self._descriptor, chunk_size_bytes(self.size_bytes, index))

@@ -56,7 +56,7 @@ class PeerStream:
             raise self.broken() from error
         return data
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """Write all of `data`.
 
         Raises:

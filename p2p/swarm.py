@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from p2p.addresses import AddressBook, parse_address, parse_peer_address
-from p2p.blob_fetch import BlobFetcher
-from p2p.blobs import BlobServer
-from p2p.blobstore import BlobStore, is_blob_id
+from p2p.blob_exchange import BlobExchange
 from p2p.contain import call_all
 from p2p.dialer import Dialer
 from p2p.discovery import Discovery
 from p2p.errors import AddressError
+from p2p.flow import Flow
 from p2p.gossip import DEFAULT_PURPOSE, Gossip, OnMessage
 from p2p.hello import Hellos
 from p2p.host import Host, HostEvents
@@ -31,7 +30,14 @@ from p2p.host_keeper import HostKeeper
 from p2p.identity import Identity, is_peer_id
 from p2p.refusals import Accept, Refusals
 from p2p.requests import Requests, Respond
-from p2p.swarm_types import Ban, PeerVersion, PeerView, SwarmConfig, SwarmStatistics, Tally
+from p2p.swarm_types import (
+    Ban,
+    PeerVersion,
+    PeerView,
+    SwarmConfig,
+    SwarmStatistics,
+    Tally,
+)
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -39,10 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["Ban", "PeerView", "Swarm", "SwarmConfig", "SwarmStatistics", "open_swarm"]
 
 
-class Swarm:
+class Swarm(BlobExchange):
     """This volunteer's place among the peers. Made by `open_swarm`."""
-
-    _nursery: trio.Nursery  # set by open_swarm
 
     def __init__(self, identity: Identity, config: SwarmConfig) -> None:
         self.peer_id = identity.peer_id
@@ -58,7 +62,7 @@ class Swarm:
             self._book.trust(parse_peer_address(text))
         self._gossip = Gossip(self.peer_id, self._tally, self._refusals.note_misdeed)
         self._requests = Requests(self._tally)
-        self._blob_server = BlobServer(self._tally)
+        flow = Flow(config.upload_bytes_per_s, config.download_bytes_per_s)
         self._hellos = Hellos(
             config,
             requests=self._requests,
@@ -72,7 +76,9 @@ class Swarm:
             self._refusals.is_banned,
             self._hellos.is_passed_over,
         )
-        self._blob_fetcher = BlobFetcher(self._dialer.connect, self._tally)
+        super().__init__(
+            self.peer_id, self._tally, flow, self._dialer.connect, self._refusals.note_misdeed
+        )
         self._discovery = Discovery(
             config,
             self.peer_id,
@@ -268,52 +274,6 @@ class Swarm:
             purpose=purpose,
         )
 
-    # -- blobs
-
-    def serve_blobs(
-        self, store: BlobStore, may_serve: Callable[[str], bool], purpose_of: Callable[[str], str]
-    ) -> None:
-        """Give peers the blobs in `store` that `may_serve` allows, under `purpose_of(blob_id)`."""
-        self._blob_server.serve(self._host, store, may_serve, purpose_of)
-
-    async def fetch_blob(
-        self,
-        blob_id: str,
-        *,
-        max_bytes: int,
-        providers: Callable[[], Sequence[str]],
-        store: BlobStore,
-        purpose: str,
-        deadline_s: float,
-    ) -> None:
-        """Bring a blob into `store`; done at once where it is there.
-
-        Args:
-            blob_id: Which.
-            max_bytes: Larger ones are refused, before anything but their size is fetched.
-            providers: Who may have it; asked again while waiting, since new holders appear.
-            store: Where it goes; what has arrived stays there for the next try.
-            purpose: What the bytes are accounted under.
-            deadline_s: Seconds from now after which it is given up.
-
-        Raises:
-            BlobUnavailableError: The deadline passed, the blob is too large, or the disk failed.
-            BlobStoreFullError: There is no room on the disk.
-
-        Cancellation: what has arrived stays; a download shared with another caller goes on.
-        """
-        if not is_blob_id(blob_id):
-            raise ValueError(f"{blob_id!r} is no blob id")
-        await self._blob_fetcher.fetch(
-            self._nursery,
-            blob_id,
-            max_bytes=max_bytes,
-            providers=lambda: [peer for peer in providers() if peer != self.peer_id],
-            store=store,
-            purpose=purpose,
-            deadline_s=deadline_s,
-        )
-
     # -- the inside
 
     def statistics(self) -> SwarmStatistics:
@@ -336,6 +296,7 @@ class Swarm:
             self._refusals.is_banned,
             self._gossip.count_sent,
             self._refusals.note_misdeed,
+            self._flow,
         )
         await self._keeper.run(events, self._attach, self._detach, task_status=task_status)
 

@@ -85,6 +85,11 @@ class SwarmConfig:
     ban lasts twice as long as the one before."""
     banned: Mapping[str, Ban] = field(default_factory=dict)
     """Peers that are refused from the start: what `Swarm.banned()` gave the last time."""
+    upload_bytes_per_s: int = 0
+    """Bytes a second that all connections together may send; 0: no limit. Small messages do not
+    wait for it: blobs, of which nearly all bytes are, make up for them."""
+    download_bytes_per_s: int = 0
+    """The same for what is received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,22 @@ class PeerView:
     """Whether a third peer passes on all bytes; False: the connection is direct."""
     version: PeerVersion | None = None
     """What it said that it speaks; None: it has not said hello."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadView:
+    """A blob on its way."""
+
+    blob_id: str
+    """Which."""
+    size_bytes: int | None
+    """Its length; None until somebody has told it."""
+    held_bytes: int
+    """What is on this disk and checked."""
+    bytes_per_s: float
+    """What has come lately, in bytes a second."""
+    num_peers: int
+    """Peers that are giving it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Runs in: agent. One of the guards (p2p/guards.py puts it in place).
 from __future__ import annotations
 
 import contextlib
+import socket
 from typing import Final
 
 import trio
@@ -14,6 +15,7 @@ from libp2p.io.exceptions import IOException
 from libp2p.io.trio import TrioTCPStream
 
 from p2p.admission import Ticket
+from p2p.flow import Flow
 
 SOCKET_READ_BYTES: Final = 128 << 10
 HANDSHAKE_READ_BYTES: Final = 4 << 10
@@ -38,14 +40,29 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
         self.last_received_at = trio.current_time()
         self.num_bytes_received = 0
         self.num_bytes_sent = 0
+        self._flow: Flow | None = None
+
+    def count_in(self, flow: Flow) -> None:
+        """Have `flow` count what is sent and received, and hold up reading where it must."""
+        self._flow = flow
+        if flow.download.bytes_per_s:
+            # What the system takes off the line before we read it must not break the limit.
+            with contextlib.suppress(OSError):
+                self.stream.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_RCVBUF, flow.max_read_bytes(SOCKET_READ_BYTES)
+                )
 
     async def read(self, n: int | None = None) -> bytes:
         """Read `n` bytes, fewer at the end of the stream or past 64 KiB."""
         wanted = 1 if n is None else min(n, MAX_READ_BYTES)
         while len(self._unread) < wanted:
+            if self._flow is not None:
+                await self._flow.wait_to_read()
             piece = await super().read(self._max_piece_bytes())
             if not piece:
                 break
+            if self._flow is not None:
+                self._flow.note_read(len(piece))
             self.last_received_at = trio.current_time()
             self.num_bytes_received += len(piece)
             self._unread += piece
@@ -54,6 +71,8 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
         return result
 
     def _max_piece_bytes(self) -> int:
+        if self._flow is not None:
+            return self._flow.max_read_bytes(SOCKET_READ_BYTES)
         if self.is_authenticated:
             return SOCKET_READ_BYTES
         if self.num_bytes_received >= MAX_HANDSHAKE_BYTES:
@@ -64,6 +83,8 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
         """Write all of `data`."""
         await super().write(data)
         self.num_bytes_sent += len(data)
+        if self._flow is not None:
+            self._flow.note_written(len(data))
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """Give host and port; stock code gives None for IPv6, whose name has four parts."""
