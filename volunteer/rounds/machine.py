@@ -121,9 +121,7 @@ class Machine:
         self._take_in(event, now_s)
         if isinstance(event, ev.Ticked | ev.ContributingChanged) and not self._is_awake:
             self._is_awake = True
-            # All commits are known by now; a vote read back before its base had no lock to give.
-            for contribution in self.own.values():
-                self._note_vote(contribution)
+            self._recount_votes()
         if self._is_awake:
             self._seek_tip(now_s)
         if self._is_awake and self.tip is not None:
@@ -222,6 +220,12 @@ class Machine:
     def _note_vote(self, record: Contribution) -> None:
         if record.vote:
             self.ballot.note_vote(record)
+
+    def _recount_votes(self) -> None:
+        """Count own votes anew, in their order: one read back before its base gave no lock."""
+        self.ballot = Ballot(self.known.facts, lock_id=self.rules.genesis_id)
+        for contribution in sorted(self.own.values(), key=lambda c: c.round_index):
+            self._note_vote(contribution)
 
     # --------------------------------------------------------------------- where to stand
 
