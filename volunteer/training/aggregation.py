@@ -21,7 +21,7 @@ from torch import Tensor
 from volunteer.messages import ListedWork, Outcome
 from volunteer.run import OuterSpec
 from volunteer.training import similarity
-from volunteer.training.compression import EncodedGradient, decode_slice, slices
+from volunteer.training.compression import EncodedGradient, slices
 from volunteer.training.outer import outer_step
 from volunteer.training.state import SharedState, StateSlice
 from volunteer.training.weighing import Measured, weigh
@@ -72,7 +72,7 @@ def combine(
         for blob, factor in zip(blobs, factors, strict=True):
             if factor == 0.0:
                 continue
-            decode_slice(blob, start, stop, out_S=decoded_S)
+            blob.decode_slice(start, stop, out_S=decoded_S)
             scaled_S.copy_(decoded_S)
             scaled_S.mul_(factor)
             sum_S.add_(scaled_S)

@@ -2,14 +2,14 @@
 
 Runs in: trainer (writing), aggregator (parsing). Stages 3 and 4 of a round. Pure, but for the read.
 
-The file is safetensors in canonical form (blob_format.py): "scales" F32 (N,), "codes" U8
-(ceil(P / 2),), and in `__metadata__` what it is for. A reader knows all of that beforehand, so it
-compares; the only freedom a stranger has is in codes and scales, and `verify_bounds` limits that.
+The file is safetensors in canonical form (blob_format.py): the codec's tensors (int4: "scales" F32
+(N,), "codes" U8 (ceil(P / 2),); fp16 and fp32: "values" (P,)), and in `__metadata__` what it is
+for. A reader knows all of that beforehand, so it compares; the only freedom a stranger has is in
+the tensors' values, and `verify_bounds` limits that.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +27,11 @@ from volunteer.training.blob_format import (
     file_bytes,
     header_bytes,
 )
-from volunteer.training.compression import EncodedGradient, verify_bounds
+from volunteer.training.compression import EncodedGradient, from_tensors, tensor_entries
 
 FORMAT = "allmende/contribution/1"
+_STORED = {"F32": "<f4", "F16": "<f2", "U8": "u1"}
+_NATIVE = {"F32": np.float32, "F16": np.float16, "U8": np.uint8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +64,9 @@ class BlobKey:
         }
 
     @property
-    def entries(self) -> tuple[TensorEntry, TensorEntry]:
-        """The file's tensors: scales first, so that they are aligned."""
-        num_blocks = math.ceil(self.num_elements / self.codec.block_elements)
-        return (
-            TensorEntry("scales", "F32", (num_blocks,)),
-            TensorEntry("codes", "U8", (math.ceil(self.num_elements / 2),)),
-        )
+    def entries(self) -> tuple[TensorEntry, ...]:
+        """The file's tensors."""
+        return tensor_entries(self.codec, self.num_elements)
 
     @property
     def header(self) -> bytes:
@@ -82,14 +80,17 @@ class BlobKey:
 
 
 def write_contribution_blob(encoded: EncodedGradient, key: BlobKey) -> bytes:
-    """Return the blob. Cost: the blob in memory, about P / 2 bytes."""
+    """Return the blob. Cost: the blob in memory, once more than `encoded`."""
     if (encoded.num_elements, encoded.block_elements) != (
         key.num_elements,
         key.codec.block_elements,
     ):
         raise ValueError(f"a vector of {encoded.num_elements} elements is not one of {key}")
-    scales = encoded.scales.cpu().numpy().astype("<f4", copy=False)
-    return b"".join((key.header, scales.tobytes(), encoded.codes.cpu().numpy().tobytes()))
+    arrays = [
+        tensor.cpu().numpy().astype(_STORED[entry.dtype], copy=False)
+        for tensor, entry in zip(encoded.tensors, key.entries, strict=True)
+    ]
+    return b"".join((key.header, *(array.data for array in arrays)))
 
 
 def parse_contribution_blob(data: bytes | npt.NDArray[np.uint8], key: BlobKey) -> EncodedGradient:
@@ -113,15 +114,14 @@ def parse_contribution_blob(data: bytes | npt.NDArray[np.uint8], key: BlobKey) -
         )
     if not blob.flags.writeable:
         blob = blob.copy()  # torch knows no read-only memory
-    scales_end = len(header) + key.entries[0].size_bytes
-    scales = blob[len(header) : scales_end].view("<f4").astype(np.float32, copy=False)
-    encoded = EncodedGradient(
-        codes=torch.from_numpy(blob[scales_end:]),
-        scales=torch.from_numpy(scales),
-        num_elements=key.num_elements,
-        block_elements=key.codec.block_elements,
-    )
-    verify_bounds(encoded)
+    tensors = []
+    start = len(header)
+    for entry in key.entries:
+        array = blob[start : start + entry.size_bytes].view(_STORED[entry.dtype])
+        tensors.append(torch.from_numpy(array.astype(_NATIVE[entry.dtype], copy=False)))
+        start += entry.size_bytes
+    encoded = from_tensors(tuple(tensors), key.codec, key.num_elements)
+    encoded.verify_bounds()
     return encoded
 
 

@@ -42,7 +42,7 @@ class Codec(Protocol[EncodedT]):
 
 @dataclass(frozen=True, slots=True)
 class DenseCodec:
-    """The codec that a RunSpec names (`int4` is the only one)."""
+    """The codec that a RunSpec names (compression.py)."""
 
     spec: CodecSpec
 

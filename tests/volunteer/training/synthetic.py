@@ -19,12 +19,17 @@ from volunteer.run import (
     OuterSpec,
     RunSpec,
 )
-from volunteer.training.compression import EncodedGradient, encode
+from volunteer.training.compression_int4 import Int4Gradient, encode_int4
 from volunteer.training.genesis import genesis_hash
 
 
 def make_spec(
-    *, dim: int = 8, block_elements: int = 16, seed: int = 7, outer: OuterSpec | None = None
+    *,
+    dim: int = 8,
+    block_elements: int = 16,
+    seed: int = 7,
+    outer: OuterSpec | None = None,
+    codec_id: str = "int4",
 ) -> RunSpec:
     """Return a valid spec; with the defaults, P = 2520 in 158 blocks, so cosines are sampled."""
     spec = RunSpec(
@@ -34,7 +39,7 @@ def make_spec(
         data=DataSpec(sources=("builtin:shakespeare",)),
         inner=InnerSpec(lr=1e-3, decay_rounds=10, batch_sequences=2),
         outer=outer or OuterSpec(),
-        codec=CodecSpec(block_elements=block_elements),
+        codec=CodecSpec(id=codec_id, block_elements=block_elements),
         evaluation=EvaluationSpec(num_sequences=4),
     )
     genesis = GenesisSpec(seed=seed, state_hash=genesis_hash(spec))
@@ -48,9 +53,9 @@ def gradient(label: str, num_elements: int, *, scale: float = 1e-3) -> Tensor:
     return torch.from_numpy((integers * (scale / 2**15)).astype(np.float32))
 
 
-def encoded(x_P: Tensor, block_elements: int = 16) -> EncodedGradient:
-    """Encode with blocks of the given size."""
-    return encode(x_P, CodecSpec(block_elements=block_elements))
+def encoded(x_P: Tensor, block_elements: int = 16) -> Int4Gradient:
+    """Encode in int4 with blocks of the given size."""
+    return encode_int4(x_P, CodecSpec(block_elements=block_elements))
 
 
 def work(

@@ -129,10 +129,11 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=6)
     parser.add_argument("--dim", type=int, default=8)
     parser.add_argument("--block-elements", type=int, default=16)
+    parser.add_argument("--codec", default="int4")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    spec = make_spec(dim=options.dim, block_elements=options.block_elements)
+    spec = make_spec(dim=options.dim, block_elements=options.block_elements, codec_id=options.codec)
     rounds = list(synthetic_rounds(spec, options.rounds, options.members))
     report = {
         "kernels": torch.backends.cpu.get_cpu_capability(),

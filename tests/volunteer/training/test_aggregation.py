@@ -9,7 +9,7 @@ import torch
 from tests.volunteer.training.synthetic import encoded, gradient, work
 from volunteer.messages import Outcome
 from volunteer.run import OuterSpec
-from volunteer.training import compression
+from volunteer.training import compression_base
 from volunteer.training.aggregation import aggregate, combine, judge, next_state_slices
 from volunteer.training.compression import decode
 from volunteer.training.state import SharedState
@@ -66,7 +66,7 @@ def test_slices_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     blobs = [encoded(gradient(f"s{i}", P), 17) for i in range(3)]
     listed = [work(i, tokens=1000 + i) for i in range(3)]
     whole_P, _ = aggregate(blobs, listed, P)
-    monkeypatch.setattr(compression, "_SLICE_ELEMENTS", 40)
+    monkeypatch.setattr(compression_base, "_SLICE_ELEMENTS", 40)
     sliced_P, _ = aggregate(blobs, listed, P)
     assert torch.equal(whole_P, sliced_P)
 

@@ -13,15 +13,13 @@ from hypothesis import strategies as st
 from tests.volunteer.training.synthetic import encoded, gradient
 from volunteer.errors import ContributionRejectedError
 from volunteer.run import CodecSpec
-from volunteer.training.compression import (
+from volunteer.training.compression import decode, slices
+from volunteer.training.compression_int4 import (
     MAX_CODE,
     MAX_SCALE,
     MIN_SCALE,
-    EncodedGradient,
-    decode,
-    encode,
-    slices,
-    verify_bounds,
+    Int4Gradient,
+    encode_int4,
 )
 from volunteer.training.pseudo_gradient import DenseCodec, contribute, rebase
 
@@ -30,7 +28,7 @@ vectors = st.lists(floats, min_size=1, max_size=70)
 block_sizes = st.sampled_from([16, 17, 31, 64])
 
 
-def scales_by_element(blob: EncodedGradient) -> torch.Tensor:
+def scales_by_element(blob: Int4Gradient) -> torch.Tensor:
     return blob.scales.repeat_interleave(blob.block_elements)[: blob.num_elements]
 
 
@@ -38,16 +36,19 @@ def scales_by_element(blob: EncodedGradient) -> torch.Tensor:
 @given(vectors, block_sizes)
 def test_the_error_is_at_most_half_a_scale(values: list[float], block: int) -> None:
     x_P = torch.tensor(values, dtype=torch.float32)
-    blob = encode(x_P, CodecSpec(block_elements=block))
+    blob = encode_int4(x_P, CodecSpec(block_elements=block))
     error_P = (x_P.double() - decode(blob).double()).abs()
     bound_P = scales_by_element(blob).double() * (0.5 + 1e-6) + MAX_CODE * MIN_SCALE
     assert bool((error_P <= bound_P).all())
-    verify_bounds(blob)
+    blob.verify_bounds()
 
 
+@pytest.mark.parametrize("codec_id", ["int4", "fp16", "fp32"])
 @settings(deadline=None)
 @given(st.lists(vectors, min_size=1, max_size=8), block_sizes)
-def test_what_was_sent_and_what_is_left_add_up(rounds: list[list[float]], block: int) -> None:
+def test_what_was_sent_and_what_is_left_add_up(
+    codec_id: str, rounds: list[list[float]], block: int
+) -> None:
     num_elements = max(len(values) for values in rounds)
     theta_P = torch.zeros(num_elements, dtype=torch.float64)
     base_P, residual_P, sent_P = theta_P.clone(), theta_P.clone(), theta_P.clone()
@@ -58,7 +59,7 @@ def test_what_was_sent_and_what_is_left_add_up(rounds: list[list[float]], block:
         theta_P = theta_P - step_P
         trained_P += step_P
         result = contribute(
-            theta_P, base_P, residual_P, DenseCodec(CodecSpec(block_elements=block))
+            theta_P, base_P, residual_P, DenseCodec(CodecSpec(id=codec_id, block_elements=block))
         )
         base_P, residual_P = theta_P, result.residual_P
         sent_P += result.quantised_P
@@ -95,7 +96,7 @@ def test_zero_and_subnormal_blocks_become_zero_and_stay_in_the_error_feedback() 
     assert blob.scales.tolist()[:2] == [0.0, 0.0]
     assert torch.equal(decode(blob)[:32], torch.zeros(32))
     assert float(decode(blob)[40]) == pytest.approx(1.0)
-    verify_bounds(blob)
+    blob.verify_bounds()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 8 * MAX_SCALE])
@@ -117,7 +118,7 @@ def test_scales_out_of_bounds_are_refused(bad: float) -> None:
     blob = encoded(gradient("scales", 64))
     blob.scales[2] = bad
     with pytest.raises(ContributionRejectedError, match="scale"):
-        verify_bounds(blob)
+        blob.verify_bounds()
 
 
 @pytest.mark.parametrize("bad", [0x00, 0x0F, 0xF0, 0x80, 0x08])
@@ -125,14 +126,14 @@ def test_code_minus_eight_is_refused(bad: int) -> None:
     blob = encoded(gradient("codes", 64))
     blob.codes[-1] = bad
     with pytest.raises(ContributionRejectedError, match="code"):
-        verify_bounds(blob)
+        blob.verify_bounds()
 
 
 def test_padding_has_one_form() -> None:
     blob = encoded(gradient("padding", 33))
     blob.codes[-1] = (int(blob.codes[-1]) & 0x0F) | 0x90
     with pytest.raises(ContributionRejectedError, match="padding"):
-        verify_bounds(blob)
+        blob.verify_bounds()
 
 
 def test_rebasing_keeps_the_displacement() -> None:

@@ -14,7 +14,7 @@ from safetensors.numpy import load
 
 from tests.volunteer.training.synthetic import gradient
 from volunteer.errors import ContributionRejectedError
-from volunteer.run import CodecSpec
+from volunteer.run import KNOWN_CODECS, CodecSpec
 from volunteer.training.compression import decode, encode
 from volunteer.training.contribution_blob import (
     BlobKey,
@@ -37,23 +37,42 @@ KEY = BlobKey(
 X_P = gradient("blob", NUM_ELEMENTS)
 BLOB = write_contribution_blob(encode(X_P, CODEC), KEY)
 HEADER_BYTES = len(KEY.header)
+KEYS = {
+    codec_id: dataclasses.replace(KEY, codec=CodecSpec(id=codec_id, block_elements=32))
+    for codec_id, _ in KNOWN_CODECS
+}
+SHAPES = {
+    "int4": {"codes": ((51,), np.uint8), "scales": ((4,), np.float32)},
+    "fp16": {"values": ((101,), np.float16)},
+    "fp32": {"values": ((101,), np.float32)},
+}
 
 
-def test_a_blob_holds_what_was_encoded(tmp_path: Path) -> None:
-    expected_P = decode(encode(X_P, CODEC))
-    assert torch.equal(decode(parse_contribution_blob(BLOB, KEY)), expected_P)
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_a_blob_holds_what_was_encoded(tmp_path: Path, key: BlobKey) -> None:
+    expected_P = decode(encode(X_P, key.codec))
+    blob = write_contribution_blob(encode(X_P, key.codec), key)
+    assert torch.equal(decode(parse_contribution_blob(blob, key)), expected_P)
     file = tmp_path / "blob"
-    file.write_bytes(BLOB)
-    assert torch.equal(decode(read_contribution_blob(file, KEY)), expected_P)
+    file.write_bytes(blob)
+    assert torch.equal(decode(read_contribution_blob(file, key)), expected_P)
     assert claimed_round_index(file) == 3
-    assert file.read_bytes() == BLOB
+    assert file.read_bytes() == blob
 
 
-def test_any_safetensors_reader_opens_it() -> None:
-    tensors = load(BLOB)
-    assert tensors["codes"].shape == (51,)
-    assert tensors["scales"].shape == (4,)
-    assert len(BLOB) == KEY.size_bytes
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_any_safetensors_reader_opens_it(key: BlobKey) -> None:
+    blob = write_contribution_blob(encode(X_P, key.codec), key)
+    found = {name: (array.shape, array.dtype) for name, array in load(blob).items()}
+    assert found == SHAPES[key.codec.id]
+    assert len(blob) == key.size_bytes
+
+
+def test_the_spec_says_how_large_a_blob_is() -> None:
+    for key in KEYS.values():
+        large = dataclasses.replace(key, num_elements=10**6)
+        content_bytes = large.size_bytes - len(large.header)
+        assert content_bytes == pytest.approx(large.codec.bytes_per_parameter * 10**6, abs=4)
 
 
 def test_numbers_are_aligned() -> None:
@@ -68,7 +87,7 @@ def test_numbers_are_aligned() -> None:
         ({"round_index": 4}, "round_index"),
         ({"num_elements": 102}, "num_elements"),
         ({"codec": CodecSpec(block_elements=64)}, "block_elements"),
-        ({"codec": CodecSpec(id="int8", block_elements=32)}, "codec"),
+        ({"codec": CodecSpec(id="fp16", block_elements=32)}, "codec"),
         ({"codec": CodecSpec(version=2, block_elements=32)}, "codec_version"),
     ],
 )
@@ -128,18 +147,22 @@ def test_a_claim_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
                 claimed_round_index(file)
 
 
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 @settings(deadline=None)
-@given(st.integers(0, len(BLOB) - 1), st.integers(0, 255), st.integers(0, len(BLOB)))
-def test_a_damaged_blob_is_refused_or_has_the_one_form(position: int, byte: int, cut: int) -> None:
-    damaged = bytearray(BLOB)
-    damaged[position] = byte
+@given(place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255), at=st.floats(0, 1))
+def test_a_damaged_blob_is_refused_or_has_the_one_form(
+    key: BlobKey, place: float, byte: int, at: float
+) -> None:
+    damaged = bytearray(write_contribution_blob(encode(X_P, key.codec), key))
+    damaged[int(place * len(damaged))] = byte
+    cut = int(at * len(damaged))
     for data in (bytes(damaged), bytes(damaged[:cut]), bytes(damaged[cut:])):
         try:
-            blob = parse_contribution_blob(data, KEY)
+            blob = parse_contribution_blob(data, key)
         except ContributionRejectedError:
             continue
         assert bool(torch.isfinite(decode(blob)).all())
-        assert write_contribution_blob(blob, KEY) == data
+        assert write_contribution_blob(blob, key) == data
 
 
 @settings(deadline=None)
@@ -153,6 +176,7 @@ def test_a_writable_array_is_not_copied_and_a_wrong_key_is_our_own_mistake() -> 
     array = np.frombuffer(BLOB, dtype=np.uint8).copy()
     blob = parse_contribution_blob(array, KEY)
     array[-2] = 0x99
-    assert int(blob.codes[-2]) == 0x99
+    _scales, codes = blob.tensors
+    assert int(codes[-2]) == 0x99
     with pytest.raises(ValueError, match="101"):
         write_contribution_blob(blob, dataclasses.replace(KEY, num_elements=100))

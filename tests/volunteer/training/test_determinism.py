@@ -22,8 +22,9 @@ SETTINGS = {
 }
 
 
-def run(num_threads: int, environment: dict[str, str]) -> dict[str, Any]:
+def run(codec_id: str, num_threads: int, environment: dict[str, str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.volunteer.training.synthetic_run", *SIZE]
+    command += ["--codec", codec_id]
     finished = subprocess.run(
         [*command, "--threads", str(num_threads)],
         cwd=REPOSITORY,
@@ -38,8 +39,9 @@ def run(num_threads: int, environment: dict[str, str]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.system
 @pytest.mark.timeout(180)
-def test_the_same_hashes_with_any_threads_and_kernels() -> None:
-    reports = {name: run(threads, env) for name, (threads, env) in SETTINGS.items()}
+@pytest.mark.parametrize("codec_id", ["int4", "fp16"])
+def test_the_same_hashes_with_any_threads_and_kernels(codec_id: str) -> None:
+    reports = {name: run(codec_id, threads, env) for name, (threads, env) in SETTINGS.items()}
     for name, report in reports.items():
         assert report["num_threads"] == SETTINGS[name][0], name
         assert report["state_hashes"] == reports["one thread"]["state_hashes"], name

@@ -1,7 +1,7 @@
 """The 20-round trajectory that every version, machine and library must reproduce.
 
 A change of these hashes splits every running swarm. Where that is meant, the run's format changes,
-and the file is written anew: `python -m tests.volunteer.training.synthetic_run`.
+and the file is written anew: `python -m tests.volunteer.training.synthetic_run --codec ID`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ import pytest
 from tests.volunteer.training.synthetic import make_spec
 from tests.volunteer.training.synthetic_run import synthetic_rounds
 
-GOLDEN_FILE = Path(__file__).parents[2] / "golden" / "trajectory_20_rounds.json"
+GOLDEN_DIR = Path(__file__).parents[2] / "golden"
+FILES = {
+    "int4": "trajectory_20_rounds.json",
+    "fp16": "trajectory_20_rounds_fp16.json",
+    "fp32": "trajectory_20_rounds_fp32.json",
+}
 
 
 @pytest.mark.slow
-def test_the_trajectory_is_the_golden_one() -> None:
-    golden = json.loads(GOLDEN_FILE.read_text("utf-8"))
-    spec = make_spec()
+@pytest.mark.parametrize("codec_id", FILES)
+def test_the_trajectory_is_the_golden_one(codec_id: str) -> None:
+    golden = json.loads((GOLDEN_DIR / FILES[codec_id]).read_text("utf-8"))
+    spec = make_spec(codec_id=codec_id)
     rounds = list(synthetic_rounds(spec, num_rounds=20, num_members=6))
     hashes = [spec.genesis.state_hash, *(item.state_hash for item in rounds)]
     assert hashes == golden["state_hashes"]

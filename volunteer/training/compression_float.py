@@ -1,0 +1,123 @@
+"""The dense codecs `fp16` and `fp32`, version 1: the values themselves, two or four bytes each.
+
+Runs in: trainer (encoding), aggregator (decoding). Stages 3 and 5 of a round. Pure.
+
+An element is IEEE 754 binary16 or binary32, little-endian, rounded to nearest even. Decoding widens
+to fp32, which is exact. What rounding loses (fp16: half a unit in the last of 11 bits, and below
+2^-14 half of 2^-24; fp32: what is below 2^-126) stays in the error feedback, as with int4.
+
+Norms and cosines are exact sums of integers. A float is none, so a block is measured by codes
+-32767..32767 of its own, amax / 32767 apart: elementwise division and rounding, the same on every
+machine. The measured norm of a block of B elements is off by at most sqrt(B) / 65534 of its largest
+element, which is below 0.1 % of the block's norm for B = 4096.
+
+Shape legend: P parameters, S a slice of them, N blocks, B elements of a block.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from volunteer.errors import ContributionRejectedError
+from volunteer.run import CodecSpec
+from volunteer.training.compression_base import (
+    MAX_MAGNITUDE,
+    MIN_MAGNITUDE,
+    EncodedGradient,
+    slices,
+)
+
+FLOAT_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+MAX_MEASURE_CODE = 2**15 - 1
+MIN_MEASURED = 2.0**-110
+"""A block whose largest element is smaller is measured as zero: its scale would be subnormal."""
+_FP16_EXPONENT = 0x7C00  # all ones: infinite or not a number
+_FP32_MAGNITUDE = 0x7FFFFFFF
+_MIN_BITS = int(np.float32(MIN_MAGNITUDE).view(np.int32))
+_MAX_BITS = int(np.float32(MAX_MAGNITUDE).view(np.int32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FloatGradient(EncodedGradient):
+    """A pseudo-gradient in fp16 or fp32."""
+
+    product_dtype: ClassVar[torch.dtype] = torch.int64  # 65536 * 2^30 > 2^31
+
+    values: Tensor
+    """float16 or float32, shape (P,); finite, in fp32 at most MAX_MAGNITUDE and never subnormal."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The values alone."""
+        return (self.values,)
+
+    def decode_slice(self, start: int, stop: int, *, out_S: Tensor) -> None:
+        """Widen a slice."""
+        out_S.copy_(self.values[start:stop])
+
+    def measure_slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return codes (int32) and scales that stand for the slice's blocks."""
+        num_blocks = math.ceil((stop - start) / self.block_elements)
+        x_S = torch.zeros(num_blocks * self.block_elements, dtype=torch.float32)
+        x_S[: stop - start] = self.values[start:stop]
+        return _measure(x_S.view(num_blocks, self.block_elements))
+
+    def measure_block(self, block_index: int) -> tuple[Tensor, Tensor]:
+        """Return codes (int32) and scale that stand for one block."""
+        start = block_index * self.block_elements
+        stop = min(start + self.block_elements, self.num_elements)
+        codes_1B, scales_1 = self.measure_slice(start, stop)
+        return codes_1B[0], scales_1[0]
+
+    def verify_bounds(self) -> None:
+        """Check the values, by their bit patterns.
+
+        Raises:
+            ContributionRejectedError: a value that is not finite or, in fp32, subnormal or larger
+                than MAX_MAGNITUDE.
+        """
+        for start, stop in slices(self.num_elements, self.block_elements):
+            if not _are_valid(self.values[start:stop]):
+                raise ContributionRejectedError(
+                    "the blob has a value that is not finite or out of bounds"
+                )
+
+
+def _are_valid(values_S: Tensor) -> bool:
+    if values_S.dtype == torch.float16:
+        exponents_S = values_S.view(torch.int16) & _FP16_EXPONENT
+        return not bool((exponents_S == _FP16_EXPONENT).any())
+    bits_S = values_S.view(torch.int32) & _FP32_MAGNITUDE
+    return bool(((bits_S == 0) | ((bits_S >= _MIN_BITS) & (bits_S <= _MAX_BITS))).all())
+
+
+def _measure(x_NB: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the codes that stand for blocks, int32, and their scales; `x_NB` is overwritten."""
+    amax_N = x_NB.abs().amax(1)
+    scales_N = torch.where(amax_N < MIN_MEASURED, 0.0, amax_N / MAX_MEASURE_CODE)
+    # Division by infinity: every code of a block that counts as zero is zero.
+    divisors_N = torch.where(scales_N == 0, math.inf, scales_N)
+    codes_NB = x_NB.div_(divisors_N[:, None]).round_().clamp_(-MAX_MEASURE_CODE, MAX_MEASURE_CODE)
+    return codes_NB.to(torch.int32), scales_N
+
+
+def encode_float(x_P: Tensor, codec: CodecSpec) -> FloatGradient:
+    """Round `x_P` to the codec's float (arguments and errors: `compression.encode`)."""
+    values_P = x_P.to(FLOAT_DTYPES[codec.id], copy=True)
+    for start, stop in slices(len(values_P), codec.block_elements):
+        values_S = values_P[start:stop]
+        if values_S.dtype == torch.float32:
+            values_S.masked_fill_(values_S.abs() < MIN_MAGNITUDE, 0.0)
+        if not _are_valid(values_S):
+            raise ContributionRejectedError(
+                "the pseudo-gradient has elements that are not finite or beyond the codec's range"
+            )
+    return FloatGradient(
+        values=values_P, num_elements=len(values_P), block_elements=codec.block_elements
+    )
