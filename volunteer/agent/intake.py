@@ -11,7 +11,7 @@ passed on, if its author signed it, and neither kept nor used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -38,8 +38,7 @@ MAX_NEW_KIND_BYTES = 4096
 """Of a record of an unknown kind: it is passed on unread."""
 KNOWN_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Record))
 
-_Scalar = None | bool | int | float | str | bytes
-_Fields = dict[Name, _Scalar | tuple[_Scalar, ...]]
+_SCALARS = (type(None), bool, int, float, str, bytes)
 _PARSE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -67,7 +66,7 @@ class _Head(msgspec.Struct, forbid_unknown_fields=False):
 
 
 _kind_decoder = msgspec.msgpack.Decoder(_Kind)
-_fields_decoder = msgspec.msgpack.Decoder(_Fields)
+_fields_decoder = msgspec.msgpack.Decoder(dict[Name, Any])
 
 
 def verify_incoming(data: bytes, run_id: str, module_id: str) -> SignedRecord | NewKind:
@@ -132,16 +131,23 @@ def _verify_new_kind(data: bytes, run_id: str, module_id: str) -> NewKind:
     return NewKind(record_id_of(body), head.kind, head.author)
 
 
-def _verify_fields(data: bytes, *, skip: int) -> _Fields:
+def _verify_fields(data: bytes, *, skip: int) -> dict[str, Any]:
     """Parse a flat map in its one form; the names after the first `skip` are sorted."""
     try:
         fields = _fields_decoder.decode(data)
     except _PARSE_ERRORS as error:
         raise RecordError(f"malformed new field: {error}") from error
+    if not all(map(_is_flat, fields.values())):
+        raise RecordError("a new field holds more than numbers, texts, bytes, and lists of them")
     names = list(fields)[skip:]
     if names != sorted(names) or msgspec.msgpack.encode(fields) != data:
         raise RecordError("the record's new fields are not in their one form")
     return fields
+
+
+def _is_flat(value: object) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(one, _SCALARS) for one in values)
 
 
 def _map_header(body: bytes) -> tuple[int, bytes]:
