@@ -5,7 +5,7 @@ Runs in: simulation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from volunteer.lab.simulation.trainer_model import Snapshot
@@ -32,6 +32,13 @@ class Disk:
         if record_id not in self.records:
             self.records[record_id] = record
             self.by_height.setdefault(record.round_index, {})[record_id] = record
+
+    def forget(self, record_ids: Iterable[str]) -> None:
+        """Delete records for which there is no room."""
+        for record_id in record_ids:
+            record = self.records.pop(record_id, None)
+            if record is not None:
+                del self.by_height[record.round_index][record_id]
 
     def heights_from(self, height: int) -> Iterator[int]:
         """Yield the heights at which there are records, from `height` up."""

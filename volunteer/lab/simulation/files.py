@@ -71,9 +71,9 @@ class Files:
             member.traffic.note("blobs", contribution.blob_bytes)
         if blob_id in member.contents.units_of:
             member.disk.blobs.add(blob_id)
-            member.feed(ev.BlobHeld(contribution_id))
+            member.post(ev.BlobHeld(contribution_id))
         else:
-            member.feed(ev.BlobRefused(contribution_id, "not finite"))
+            member.post(ev.BlobRefused(contribution_id, "not finite"))
 
     def _is_offered(self, blob_id: str, author: str) -> bool:
         """Return whether somebody who can be reached gives the blob; the author is asked first."""
@@ -149,7 +149,10 @@ class Files:
         member, disk = self._member, self._member.disk
         facts = member.machine.known.facts
         for commit_id in sorted(disk.states):
-            if facts[commit_id].height < height - JOURNAL_ROUNDS:
+            here = facts.get(commit_id)
+            if here is None:
+                del disk.states[commit_id]  # its commit has been forgotten
+            elif here.height < height - JOURNAL_ROUNDS:
                 del disk.states[commit_id]
                 member.after(0.0, partial(member.feed, ev.StateDropped(commit_id)))
         # A little further down again: what was asked for before may have come since.

@@ -28,6 +28,10 @@ from volunteer.rounds.records import Close, Contribution, Record
 from volunteer.rounds.turn import Timing
 
 TICK_S = 2.0
+BATCH_S = 0.5
+"""What arrives within so long is taken in at once, as by a driver that is busy meanwhile."""
+IDLE_TICK_S = 8.0
+"""Between two closes, when only what could not be fetched waits for the time to try again."""
 UNITS_PER_DISK = 1_000_000
 """What a member trains after it has lost its disk gets numbers of its own."""
 
@@ -91,6 +95,7 @@ class Member:
     """What its clock has jumped."""
     _frozen_at_s: float = 0.0
     _after_thaw: list[Callable[[], None]] = field(default_factory=list)
+    _inbox: list[ev.Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Have the parts that know the member."""
@@ -133,19 +138,24 @@ class Member:
             self.disk.verified.append(genesis)
             self.disk.states[genesis] = ""
         for commit_id in self.disk.verified:
+            if commit_id not in self.machine.known.facts:
+                continue
             self.feed_silently(ev.StateHeld(commit_id))
             if commit_id not in self.disk.states:
                 self.feed_silently(ev.StateDropped(commit_id))
 
     def feed_silently(self, event: ev.Event) -> None:
-        """Feed an event of loading: it must lead to nothing."""
-        assert not self.machine.handle(event, self.clock_s()), event
+        """Feed an event of loading: it must lead to nothing but the bans of before."""
+        for action in self.machine.handle(event, self.clock_s()):
+            assert isinstance(action, ev.BanPeer), f"{event} leads to {action}"
+            self.banned.add(action.peer)
 
     def crash(self) -> None:
         """End with no last word; what is on disk stays."""
         self.is_up = self.is_frozen = False
         self.is_contributing = False
         self._after_thaw.clear()
+        self._inbox.clear()
         if self.trainer is not None:
             self.trainer.is_ended = True
         self.trainer = None
@@ -240,21 +250,48 @@ class Member:
 
     def _tick(self) -> None:
         if self.trainer is not None:
-            self.feed(ev.WorkReported(self.trainer.tokens()))
+            tokens = self.trainer.tokens()
+            # How many matters to nobody here: rounds close by time.
+            if tokens and not self.machine.tokens_since_contribution:
+                self.feed(ev.WorkReported(tokens))
         self.feed(ev.Ticked())
-        self.after(TICK_S, self._tick)
+        self.after(self._tick_s(), self._tick)
+
+    def _tick_s(self) -> float:
+        """Return when to tick again: often while a round is being closed, and at its end."""
+        machine = self.machine
+        if machine.closed_at_s is not None or machine.tip is None:
+            return TICK_S
+        left_s = machine.applied_at_s + machine.timing.round_s - self.clock_s()
+        return min(IDLE_TICK_S, max(0.5, left_s))
 
     # --------------------------------------------------------------------------- the driver
 
+    def post(self, event: ev.Event) -> None:
+        """Have the machine take in `event` with all that comes at about the same time."""
+        if not self._inbox:
+            self.after(BATCH_S, self._empty_inbox)
+        self._inbox.append(event)
+
+    def _empty_inbox(self) -> None:
+        events, self._inbox = self._inbox, []
+        if events:
+            self._act(self.machine.handle_all(events, self.clock_s()))
+
     def feed(self, event: ev.Event) -> None:
-        """Have the machine take in `event`, and do what it says."""
-        actions = deque(self.machine.handle(event, self.clock_s()))
+        """Have the machine take in `event` now, after all that was posted."""
+        events, self._inbox = [*self._inbox, event], []
+        self._act(self.machine.handle_all(events, self.clock_s()))
+
+    def _act(self, begin_with: list[ev.Action]) -> None:
+        actions = deque(begin_with)
         while actions:
             action = actions.popleft()
             if isinstance(action, ev.PublishRecord):
                 actions.extend(self._publish(action.record))
             else:
                 self._dispatch(action)
+        self.disk.forget(self.machine.known.bounds.take_forgotten())
         self.referee.check(self)
 
     def _publish(self, record: Record) -> list[ev.Action]:
@@ -278,7 +315,7 @@ class Member:
                 return  # the machine would not look at it
         else:
             self.disk.keep(record_id, record)
-        self.feed(ev.RecordArrived(record_id, record))
+        self.post(ev.RecordArrived(record_id, record))
 
     def _dispatch(self, action: ev.Action) -> None:
         match action:
