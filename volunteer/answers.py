@@ -79,7 +79,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str | None = None
     """What it says that it speaks: major.minor; None: it has not said hello."""
     program: str | None = None
-    """What it says that it is, e.g. `allmende 0.1.0`; a peer may have chosen it."""
+    """What it says that it is, e.g. "allmende 0.1.0"; a peer may have chosen it."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def program_name() -> str:
-    """Return name and version, `allmende 0.1.0`; without a number where it is not installed."""
+    """Return name and version, "allmende 0.1.0"; without a number where it is not installed."""
     try:
         return f"allmende {version('allmende')}"
     except PackageNotFoundError:

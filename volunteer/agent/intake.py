@@ -106,7 +106,9 @@ def verify_one_form(body: bytes, record: Record) -> None:
         raise RecordError("the record is not in its one form")
     if num_new > MAX_NEW_FIELDS or len(new) > MAX_NEW_FIELD_BYTES:
         raise RecordError(f"the record has {num_new} new fields of {len(new)} bytes")
-    _verify_fields(_encode_map_header(num_new) + new, skip=0)
+    fields = _verify_fields(_encode_map_header(num_new) + new, skip=0)
+    if not fields.keys().isdisjoint(("kind", *record.__struct_fields__)):
+        raise RecordError("the record is not in its one form: it has a field twice")
 
 
 def _verify_new_kind(data: bytes, run_id: str, module_id: str) -> NewKind:

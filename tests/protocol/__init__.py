@@ -1,0 +1,1 @@
+"""PROTOCOL.md held to the program: golden frames, malformed ones, and a second implementation."""

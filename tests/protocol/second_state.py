@@ -1,0 +1,285 @@
+"""A second implementation of blobs of numbers and of the state, from PROTOCOL.md 16 and 17 alone.
+
+Plain Python floats are IEEE doubles, and `struct` rounds them to single precision: no array library
+is needed, only patience. Slow, and meant for a few thousand parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blake3 import blake3
+
+from tests.protocol.second_wire import MalformedError, blob_id
+
+Spec = dict[str, Any]
+FORMATS = {"F32": "f", "F16": "e", "U8": "B"}
+
+
+def single(value: float) -> float:
+    """Round to fp32."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def numbers_file(metadata: dict[str, str], tensors: list[tuple[str, str, list[Any]]]) -> bytes:
+    """Write a file of section 16."""
+    table: dict[str, Any] = {"__metadata__": metadata}
+    body = b""
+    for name, dtype, values in tensors:
+        raw = struct.pack(f"<{len(values)}{FORMATS[dtype]}", *values)
+        offsets = [len(body), len(body) + len(raw)]
+        table[name] = {"dtype": dtype, "shape": [len(values)], "data_offsets": offsets}
+        body += raw
+    header = json.dumps(table, sort_keys=True, separators=(",", ":")).encode("ascii")
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + body
+
+
+def layout_of(model: dict[str, Any]) -> list[tuple[str, int]]:
+    """Return names and numbers of elements, in order (17.2)."""
+    d, f = model["dim"], model["ffn_dim"]
+    slots = [("embedding", model["vocab_size"] * d)]
+    for i in range(model["num_layers"]):
+        sizes = {"attention_norm": d, "wq": d * d, "wk": d * d, "wv": d * d, "wo": d * d}
+        sizes |= {"ffn_norm": d, "w1": f * d, "w3": f * d, "w2": d * f}
+        slots += [(f"layers.{i}.{name}", size) for name, size in sizes.items()]
+    return [*slots, ("final_norm", d)]
+
+
+def num_parameters(model: dict[str, Any]) -> int:
+    return sum(size for _, size in layout_of(model))
+
+
+@dataclass
+class State:
+    weights: list[float]
+    momentum: list[float]
+
+    def state_hash(self) -> str:
+        metadata = {"format": "allmende/state/1", "num_parameters": str(len(self.weights))}
+        tensors = [("momentum_P", "F32", self.momentum), ("weights_P", "F32", self.weights)]
+        return blob_id(numbers_file(metadata, tensors))
+
+
+def genesis(spec: Spec) -> State:
+    """Make the state of round 0 (17.3)."""
+    model = spec["model"]
+    stream = blake3(b"allmende/genesis-weights/1\0" + struct.pack("<Q", spec["genesis"]["seed"]))
+    total = num_parameters(model)
+    raw = struct.unpack(f"<{4 * total}H", stream.digest(length=8 * total))
+    weights: list[float] = []
+    for name, size in layout_of(model):
+        sigma = 0.02
+        if name.endswith((".wo", ".w2")):
+            sigma = 0.02 / math.sqrt(2 * model["num_layers"])
+        factor = sigma / math.sqrt(4 * (2**32 - 1) / 12)
+        for i in range(len(weights), len(weights) + size):
+            s = sum(raw[4 * i : 4 * i + 4]) - 131070
+            weights.append(1.0 if name.endswith("norm") else single(s * factor))
+    return State(weights, [0.0] * total)
+
+
+@dataclass
+class Blob:
+    """A contribution's blob, read."""
+
+    blob_id: str
+    elements: list[float]
+    codes: list[list[int]]
+    """One list a block."""
+    scales: list[float]
+
+
+def blob_metadata(spec: Spec, run_id: str, author: str, round_index: int) -> dict[str, str]:
+    codec = spec["codec"]
+    return {
+        "format": "allmende/contribution/1",
+        "run_id": run_id,
+        "module_id": "dense",
+        "author": author,
+        "round_index": str(round_index),
+        "codec": codec["id"],
+        "codec_version": str(codec["version"]),
+        "num_elements": str(num_parameters(spec["model"])),
+        "block_elements": str(codec["block_elements"]),
+    }
+
+
+def read_blob(data: bytes, spec: Spec, metadata: dict[str, str]) -> Blob:
+    """Check and read a blob (16)."""
+    total, block = num_parameters(spec["model"]), spec["codec"]["block_elements"]
+    num_blocks = -(-total // block)
+    codec = spec["codec"]["id"]
+    if codec == "int4":
+        tensors = [("scales", "F32", num_blocks), ("codes", "U8", -(-total // 2))]
+    else:
+        tensors = [("values", {"fp16": "F16", "fp32": "F32"}[codec], total)]
+    due = numbers_file(metadata, [(name, dtype, [0] * count) for name, dtype, count in tensors])
+    header_end = 8 + int.from_bytes(due[:8], "little")
+    if len(data) != len(due) or data[:header_end] != due[:header_end]:
+        raise MalformedError("not the blob that was due")
+    parts, at = [], header_end
+    for _, dtype, count in tensors:
+        fmt = f"<{count}{FORMATS[dtype]}"
+        parts.append(struct.unpack(fmt, data[at : at + struct.calcsize(fmt)]))
+        at += struct.calcsize(fmt)
+    if codec == "int4":
+        return int4_blob(blob_id(data), parts[0], parts[1], total, block)
+    return float_blob(blob_id(data), parts[0], block)
+
+
+def int4_blob(
+    name: str, scales: Sequence[float], packed: Sequence[int], total: int, block: int
+) -> Blob:
+    codes = [half - 8 for byte in packed for half in (byte & 15, byte >> 4)]
+    are_scales = all(
+        math.copysign(1.0, s) > 0 and (s == 0 or 2.0**-126 <= s <= 2.0**16) for s in scales
+    )
+    if not are_scales or -8 in codes or any(codes[total:]):
+        raise MalformedError("codes or scales that are none")
+    elements = [single(codes[i] * scales[i // block]) for i in range(total)]
+    blocks = [codes[at : min(at + block, total)] for at in range(0, total, block)]
+    return Blob(name, elements, blocks, list(scales))
+
+
+def float_blob(name: str, values: Sequence[float], block: int) -> Blob:
+    codes, scales = [], []
+    for at in range(0, len(values), block):
+        part = values[at : at + block]
+        amax = max(map(abs, part))
+        scale = 0.0 if amax < 2.0**-110 else single(amax / 32767)
+        scales.append(scale)
+        rounded = [round(single(v / scale)) if scale else 0 for v in part]
+        codes.append([max(-32767, min(32767, c)) for c in rounded])
+    return Blob(name, list(values), codes, scales)
+
+
+@dataclass
+class Listed:
+    """What the chain says of a listed contribution."""
+
+    author: str
+    tokens: int
+    is_late: bool
+    is_on_probation: bool
+
+
+def clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+def lower_median(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def chosen_blocks(blobs: list[Blob]) -> list[int]:
+    count = len(blobs[0].codes)
+    if count <= 100:
+        return list(range(count))
+    wanted = max(100, math.floor(0.01 * count))
+    stream = blake3(b"allmende/cosine-blocks/1\0" + "".join(b.blob_id for b in blobs).encode())
+    chosen: set[int] = set()
+    j = 0
+    while len(chosen) < wanted:
+        chosen.add(int.from_bytes(stream.digest(length=8, seek=8 * j), "little") % count)
+        j += 1
+    return sorted(chosen)
+
+
+def product(one: Blob, other: Blob, blocks: list[int]) -> float:
+    return math.fsum(
+        (one.scales[k] * other.scales[k])
+        * sum(x * y for x, y in zip(one.codes[k], other.codes[k], strict=True))
+        for k in blocks
+    )
+
+
+def not_refused(blobs: list[Blob]) -> list[int]:
+    """Return who is left by the rule on cosines (17.4.4)."""
+    blocks = chosen_blocks(blobs)
+    g = [[product(a, b, blocks) for b in blobs] for a in blobs]
+
+    def unit(a: int, b: int) -> float:
+        if not g[a][a] or not g[b][b]:
+            return 0.0
+        return g[a][b] / (math.sqrt(g[a][a]) * math.sqrt(g[b][b]))
+
+    left = list(range(len(blobs)))
+    while len(left) >= 3:
+        cosines = []
+        for a in left:
+            others = [b for b in left if b != a]
+            square = math.fsum(unit(b, c) for b in others for c in others)
+            along = math.fsum(unit(a, b) for b in others)
+            cosines.append(0.0 if square < 1e-6 else along / math.sqrt(square))
+        if min(cosines) >= -0.2:
+            break
+        left.pop(cosines.index(min(cosines)))
+    return left
+
+
+def factors(blobs: list[Blob], listed: list[Listed]) -> dict[int, float]:
+    """Return weight times clip of each contribution that counts (17.4.1 to 8)."""
+    left = not_refused(blobs)
+    norms = {
+        a: math.sqrt(
+            math.fsum(
+                sum(c * c for c in codes) * (s * s)
+                for codes, s in zip(blobs[a].codes, blobs[a].scales, strict=True)
+            )
+        )
+        for a in left
+    }
+    middle = lower_median([listed[a].tokens for a in left])
+    clips = dict.fromkeys(left, 1.0)
+    if len(left) >= 5:
+        for a in left:
+            limit = lower_median(list(norms.values())) * clip(listed[a].tokens / middle, 1, 4)
+            clips[a] = limit / norms[a] if norms[a] > limit else 1.0
+    weights = {a: clip(listed[a].tokens, 0.1 * middle, 4 * middle) for a in left}
+    for a in left:
+        weights[a] *= 0.5 if listed[a].is_late else 1.0
+        weights[a] *= 0.25 if listed[a].is_on_probation else 1.0
+    weights = capped(weights, {a: listed[a].author for a in left})
+    total = math.fsum(weights.values())
+    return {a: weights[a] / total * clips[a] for a in left}
+
+
+def capped(weights: dict[int, float], author_of: dict[int, str]) -> dict[int, float]:
+    authors = sorted(set(author_of.values()))
+    if len(authors) < 5:
+        return weights
+    owned = {x: math.fsum(w for a, w in weights.items() if author_of[a] == x) for x in authors}
+    caught: set[str] = set()
+    while True:
+        total = math.fsum(owned[x] for x in authors if x not in caught) / (1 - 0.25 * len(caught))
+        above = {x for x in authors if x not in caught and owned[x] > 0.25 * total}
+        if not above:
+            break
+        caught |= above
+    return {
+        a: w * (0.25 * total / owned[author_of[a]]) if author_of[a] in caught else w
+        for a, w in weights.items()
+    }
+
+
+def after_commit(state: State, blobs: list[Blob], listed: list[Listed], spec: Spec) -> State:
+    """Apply a commit (17.4)."""
+    lr, mu = spec["outer"]["lr"], spec["outer"]["momentum"]
+    share = factors(blobs, listed)
+    new = State([], [])
+    for i, (weight, momentum) in enumerate(zip(state.weights, state.momentum, strict=True)):
+        q = 0.0
+        for a, blob in enumerate(blobs):
+            if share.get(a, 0.0):
+                q += share[a] * blob.elements[i]
+        q = single(q)
+        new_momentum = single(momentum * mu + q)
+        new.momentum.append(new_momentum)
+        new.weights.append(single(weight - (new_momentum * mu + q) * lr))
+    return new
