@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from volunteer.rounds.events import Listed
 from volunteer.rounds.records import Commit, Contribution, Leaving
+from volunteer.rounds.tally import Tally
 
 RECENT_COMMITS = 3
 """A peer listed in the last 3 commits is expected in the next one (rules 13, 22)."""
@@ -66,7 +67,7 @@ class ChainFacts:
     """Authors that said they leave and have not been listed since."""
     demoted_until: Mapping[str, int]
     """Peer -> last height at which it ranks last (rule 12)."""
-    times_listed: Mapping[str, int]
+    times_listed: Tally
     """Author -> number of commits that list it, counted up to PROBATION_ROUNDS."""
     rosters: Rosters
     rosters_since: int
@@ -98,7 +99,7 @@ def genesis_facts(rules: ChainRules) -> ChainFacts:
         seen=dict.fromkeys(roster, 0),
         away=frozenset(),
         demoted_until={},
-        times_listed={},
+        times_listed=Tally(),
         rosters=(roster, roster),
         rosters_since=0,
         resets=0,
@@ -316,13 +317,10 @@ def _leavers(farewells: list[Leaving], listed: list[Contribution]) -> frozenset[
     return frozenset(f.author for f in farewells if latest.get(f.author, -1) <= f.round_index)
 
 
-def _count_listings(parent: ChainFacts, authors: frozenset[str]) -> Mapping[str, int]:
+def _count_listings(parent: ChainFacts, authors: frozenset[str]) -> Tally:
     if all(parent.times_listed.get(author) == PROBATION_ROUNDS for author in authors):
-        return parent.times_listed  # one mapping for all the heights at which nothing changes
-    counts = dict(parent.times_listed)
-    for author in authors:
-        counts[author] = min(PROBATION_ROUNDS, counts.get(author, 0) + 1)
-    return counts
+        return parent.times_listed  # one tally for all the heights at which nothing changes
+    return parent.times_listed.counting(authors, up_to=PROBATION_ROUNDS)
 
 
 def _demotions(rules: ChainRules, parent: ChainFacts, commit: Commit) -> dict[str, int]:

@@ -13,9 +13,10 @@ a chain of ten thousand heights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from volunteer.rounds.bounds import Bounds
 from volunteer.rounds.chain import (
     ChainFacts,
     ChainRules,
@@ -27,16 +28,20 @@ from volunteer.rounds.chain import (
 from volunteer.rounds.fork_choice import Tree
 from volunteer.rounds.records import Close, Commit, Contribution, Leaving, Record
 from volunteer.rounds.tip_choice import TipChoice
-
-MAX_WAITING_COMMITS = 4096
-"""Commits kept while their parent or a listed record is missing; the lowest are kept."""
+from volunteer.rounds.waiting import Waiting
 
 
 @dataclass(slots=True)
 class Knowledge:
-    """Everything that has arrived, indexed."""
+    """Everything that has arrived and that there is room for (bounds.py), indexed."""
 
     rules: ChainRules
+    me: str = ""
+    """Whose knowledge this is: own records are never turned away; empty: nobody's."""
+    salt: str = ""
+    """What nobody else knows: it draws the seats of newcomers (loose_records.py)."""
+    pins: Callable[[], Iterable[str]] = tuple
+    """Says which commits the member's own state refers to: they are kept."""
     commits: dict[str, Commit] = field(default_factory=dict)
     contributions: dict[str, Contribution] = field(default_factory=dict)
     leavings: dict[str, Leaving] = field(default_factory=dict)
@@ -49,8 +54,8 @@ class Knowledge:
     based_on: dict[str, set[str]] = field(default_factory=dict)
     """Base -> ids of contributions made on it."""
     listed_by: dict[str, set[str]] = field(default_factory=dict)
-    """Contribution -> valid commits that list it."""
-    waiting: dict[str, Commit] = field(default_factory=dict)
+    """Contribution or farewell -> valid commits that list it."""
+    waiting_for: Waiting = field(default_factory=Waiting)
     """Commits whose parent or listed records are missing."""
     invalid: dict[str, str] = field(default_factory=dict)
     """Commits that break a rule of the chain, with the sentence."""
@@ -71,10 +76,9 @@ class Knowledge:
     """Commits that nobody seems to have the files of -> when to pursue them again, own clock."""
     _unusable: set[str] = field(default_factory=set)
     """Valid, and neither usable nor refused yet."""
-    _needed_by: dict[str, set[str]] = field(default_factory=dict)
-    """Missing record, or commit not judged yet -> waiting commits that need it."""
     usable_choice: TipChoice = field(init=False)
     header_choice: TipChoice = field(init=False)
+    bounds: Bounds = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin with the genesis, on which everyone stands."""
@@ -83,6 +87,7 @@ class Knowledge:
         self.usable.add(genesis)
         self.usable_choice = TipChoice(self._tree(self._may_stand_on), genesis)
         self.header_choice = TipChoice(self._tree(self._may_be_had), genesis)
+        self.bounds = Bounds(self)
 
     # ------------------------------------------------------------------------------ arriving
 
@@ -94,16 +99,26 @@ class Knowledge:
             return self._add_close(record)
         if self.has_record(record_id):
             return False
+        problem = self.bounds.problem(record_id, record)
+        if problem:
+            self.bounds.turn_away(record_id, problem)
+            return False
         if isinstance(record, Commit):
-            return self._add_commit(record_id, record)
+            self._add_commit(record_id, record)
+        else:
+            self._add_other(record_id, record)
+            self._judge_all(self.waiting_for.arrived(record_id))
+        self.bounds.shed()
+        return self.has_record(record_id)
+
+    def _add_other(self, record_id: str, record: Contribution | Leaving) -> None:
         if isinstance(record, Contribution):
             self.contributions[record_id] = record
             self.based_on.setdefault(record.base, set()).add(record_id)
             self._note_supporter(record.base, record.author)
         else:
             self.leavings[record_id] = record
-        self._judge_those_that_need(record_id)
-        return True
+        self.bounds.take_in(record_id, record)
 
     def _add_close(self, close: Close) -> bool:
         """Keep the hint if a member gives it; one for a base not here yet may be forgotten."""
@@ -133,56 +148,47 @@ class Knowledge:
             self.usable_choice.note_support(base, author)
             self.header_choice.note_support(base, author)
 
-    def _add_commit(self, commit_id: str, commit: Commit) -> bool:
-        self.waiting[commit_id] = commit
-        self._judge_when_complete([commit_id])
-        if len(self.waiting) > MAX_WAITING_COMMITS:
-            # The lowest are needed first; the others are exchanged again later.
-            highest = max(self.waiting, key=lambda i: (self.waiting[i].round_index, i))
-            self._forget_waiting(highest)
-            return highest != commit_id
-        return True
+    def _add_commit(self, commit_id: str, commit: Commit) -> None:
+        if commit.proposer == self.me:
+            self.bounds.pin(commit_id)
+        self._put_aside(commit_id, commit)
+        if commit.parent in self.invalid or not self.lacks_of(commit):
+            self._judge_all([commit_id])
 
-    def _forget_waiting(self, commit_id: str) -> None:
-        del self.waiting[commit_id]
-        for missing_id in [i for i, needing in self._needed_by.items() if commit_id in needing]:
-            self._needed_by[missing_id].discard(commit_id)
-            if not self._needed_by[missing_id]:
-                del self._needed_by[missing_id]
+    def _put_aside(self, commit_id: str, commit: Commit) -> None:
+        lacks = self.lacks_of(commit)
+        has_turn = self.bounds.has_turn(commit)
+        for record_id in (*commit.contributions, *commit.leaving):
+            self.bounds.loose.leave(record_id)  # it is kept for this commit from now on
+        self.waiting_for.put(commit_id, commit, lacks, has_turn=has_turn)
 
-    def _judge_those_that_need(self, record_id: str) -> None:
-        self._judge_when_complete(sorted(self._needed_by.pop(record_id, ())))
-
-    def _judge_when_complete(self, commit_ids: list[str]) -> None:
+    def _judge_all(self, commit_ids: list[str]) -> None:
         """Make those commits, and what waits for them, valid or invalid whose records are here."""
         stack = commit_ids
         while stack:
             commit_id = stack.pop()
-            commit = self.waiting.get(commit_id)
-            if commit is None:
+            commit = self.waiting_for.remove(commit_id)
+            if self.lacks_of(commit) and commit.parent not in self.invalid:
+                self._put_aside(commit_id, commit)  # it lists as a contribution what is none
                 continue
-            missing = self._missing(commit)
-            if missing and commit.parent not in self.invalid:
-                for missing_id in missing:
-                    self._needed_by.setdefault(missing_id, set()).add(commit_id)
-                continue
-            del self.waiting[commit_id]
+            children = self.waiting_for.children_of(commit_id)
             self._judge(commit_id, commit)
-            stack.extend(sorted(self._needed_by.pop(commit_id, ())))
+            stack += children if commit_id in self.invalid else self.waiting_for.arrived(commit_id)
 
-    def _missing(self, commit: Commit) -> list[str]:
+    def lacks_of(self, commit: Commit) -> list[str]:
+        """Return what has to be here before a commit can be judged."""
         missing = [i for i in commit.contributions if i not in self.contributions]
         missing += [i for i in commit.leaving if i not in self.leavings]
         return missing + [commit.parent] * (commit.parent not in self.facts)
 
     def _judge(self, commit_id: str, commit: Commit) -> None:
-        if commit.parent in self.invalid:
-            self.invalid[commit_id] = "its parent is invalid"
-            return
-        parent = self.facts[commit.parent]
-        problem = commit_problem(self.rules, parent, commit, self.contributions, self.leavings)
+        problem = "its parent is invalid"
+        if commit.parent not in self.invalid:
+            parent = self.facts[commit.parent]
+            problem = commit_problem(self.rules, parent, commit, self.contributions, self.leavings)
         if problem:
             self.invalid[commit_id] = problem
+            self.bounds.note_invalid(commit_id, commit)
             return
         self.commits[commit_id] = commit
         self.highest_height = max(self.highest_height, commit.round_index)
@@ -190,8 +196,10 @@ class Knowledge:
             self.rules, self.facts, commit_id, commit, self.contributions, self.leavings
         )
         self.children.setdefault(commit.parent, []).append(commit_id)
-        for contribution_id in commit.contributions:
-            self.listed_by.setdefault(contribution_id, set()).add(commit_id)
+        for record_id in (*commit.contributions, *commit.leaving):
+            self.listed_by.setdefault(record_id, set()).add(commit_id)
+            self.bounds.loose.leave(record_id)
+        self.bounds.settle_again(self.bounds.loose.on(commit_id))
         if commit.parent in self.refused:
             self.refused[commit_id] = "its parent is refused"
             return
@@ -200,14 +208,19 @@ class Knowledge:
         self._use_what_is_complete([commit_id])
 
     def missing_records(self) -> list[str]:
-        """Return the ids that waiting commits need and that are not here."""
-        return sorted(i for i in self._needed_by if i not in self.waiting)
+        """Return the ids that the first waiting commits need and that are not here."""
+        return self.waiting_for.missing_ids()
+
+    @property
+    def waiting(self) -> dict[str, Commit]:
+        """Commits whose parent or listed records are missing."""
+        return self.waiting_for.commits
 
     # --------------------------------------------------------------------- blobs and states
 
     def hold(self, contribution_id: str) -> None:
         """A contribution's blob is here, and is what the record says."""
-        if contribution_id not in self.held:
+        if contribution_id in self.contributions and contribution_id not in self.held:
             self.held.add(contribution_id)
             self._use_what_is_complete(sorted(self.listed_by.get(contribution_id, ())))
 
@@ -248,6 +261,10 @@ class Knowledge:
         for node in newly_usable:
             self._use_what_is_complete(list(self.children.get(node, ())))
 
+    def drop_unusable(self, commit_id: str) -> None:
+        """A commit that could not be used yet is being forgotten."""
+        self._unusable.discard(commit_id)
+
     def _use(self, commit_id: str) -> None:
         self.usable.add(commit_id)
         self._unusable.discard(commit_id)
@@ -267,6 +284,12 @@ class Knowledge:
             elif commit.parent in self.usable and self.held.issuperset(commit.contributions):
                 self._use(commit_id)
                 stack.extend(self.children.get(commit_id, ()))
+
+    def next_to_use(self) -> list[str]:
+        """Return the commits that only blobs are lacking for, the lowest first, none withheld."""
+        ready = [c for c in self._unusable if self.commits[c].parent in self.usable]
+        lacking = [c for c in ready if c not in self.withheld]
+        return sorted(lacking, key=lambda c: (self.facts[c].height, c))
 
     def withhold(self, commit_id: str, until_s: float) -> None:
         """Look for a branch that can be had until then; nothing is refused by that."""

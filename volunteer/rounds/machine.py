@@ -91,12 +91,16 @@ class Machine:
     def __post_init__(self) -> None:
         """Stand nowhere yet; the genesis is final and certified."""
         genesis = self.rules.genesis_id
-        self.known = Knowledge(self.rules)
+        self.known = Knowledge(self.rules, me=self.me, pins=self._stands_on)
         self.ballot = Ballot(self.known.facts, lock_id=genesis)
         self.work = OwnWork(self.known.facts, self.known.listed_by, genesis)
         self._fetching = Fetching(self.known, self._requests, self.timing, self.banned)
         self._drafts = Drafts(self.rules, self.me)
         self.final_id = genesis
+
+    def _stands_on(self) -> tuple[str, ...]:
+        """Return the commits that this member's own state refers to."""
+        return (self.final_id, self.ballot.lock_id, self.tip or self.final_id)
 
     @property
     def own(self) -> dict[str, Contribution]:
@@ -191,6 +195,7 @@ class Machine:
         self._requests.arrived(record_id)
         proof = self.watch.see(record_id, record) if author_of(record) != self.me else None
         if proof is not None:
+            self.known.bounds.keep_proof(author_of(record), proof[:2])
             self._actions.append(ev.BanPeer(author_of(record), *proof))
         match record:
             case Close(base=base) if base == self.tip and self.closed_at_s is None:

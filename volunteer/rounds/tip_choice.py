@@ -56,6 +56,13 @@ class TipChoice:
         self._changes.clear()
         return self.path[-1]
 
+    def current(self) -> list[str]:
+        """Return the path with all that was noted, chosen from where it was last asked for."""
+        if self._changes or not self.path:
+            is_kept = self._start_height < len(self.path)
+            self.best(self.path[self._start_height] if is_kept else self.genesis_id)
+        return self.path
+
     def _walk_from(self, start: str) -> None:
         chain, node = [start], start
         while node != self.genesis_id:

@@ -6,8 +6,14 @@ Runs in: agent, simulation. Pure. ROUNDS.md rule 26: both records are kept as th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from volunteer.rounds.records import Commit, Contribution, Record, author_of
+
+MAX_SEEN = 2**14
+"""Votes remembered, and commits: two farther apart go unnoticed, and nothing rests on that."""
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(slots=True)
@@ -23,10 +29,11 @@ class Watch:
         match record:
             case Commit():
                 key = (record.proposer, record.parent, record.rank)
-                first = self._proposed.setdefault(key, record_id)
+                first = _first_seen(self._proposed, key, record_id)
                 reason = "two commits for one parent and rank"
             case Contribution(vote=True):
-                first = self._voted.setdefault((record.author, record.round_index), record_id)
+                voter = (record.author, record.round_index)
+                first = _first_seen(self._voted, voter, record_id)
                 reason = "two votes at one height"
             case _:
                 return None
@@ -35,3 +42,10 @@ class Watch:
             return None
         self.banned.add(author)
         return first, record_id, reason
+
+
+def _first_seen(seen: dict[_Key, str], key: _Key, record_id: str) -> str:
+    first = seen.setdefault(key, record_id)
+    if len(seen) > MAX_SEEN:
+        del seen[next(iter(seen))]
+    return first

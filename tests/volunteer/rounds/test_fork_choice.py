@@ -8,6 +8,7 @@ import pytest
 
 from tests.volunteer.rounds.chain_builder import ChainBuilder, make_rules
 from tests.volunteer.rounds.test_chain import grown
+from volunteer.rounds import loose_records
 from volunteer.rounds.chain import rank_order
 from volunteer.rounds.fork_choice import choose_tip, common_ancestor, is_ancestor, leaves_final
 
@@ -132,7 +133,8 @@ def test_ancestors() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_path_kept_is_the_path_walked(seed: int) -> None:
+def test_the_path_kept_is_the_path_walked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loose_records, "MAX_PER_OUTSIDER_AND_BASE", 100)  # four people sign it all
     rng = random.Random(seed)
     publisher = rng.choice(["", "a"])
     chain = ChainBuilder(make_rules(publisher=publisher, expiry_rounds=3))

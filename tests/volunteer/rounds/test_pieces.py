@@ -10,7 +10,7 @@ import pytest
 from tests.volunteer.rounds.chain_builder import ChainBuilder, hash_of, make_rules
 from tests.volunteer.rounds.desk import Desk
 from volunteer.rounds import events as ev
-from volunteer.rounds import knowledge
+from volunteer.rounds import waiting
 from volunteer.rounds.catch_up import Needs, needs_of_headers, needs_of_state
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.requests import LONGEST_PAUSE_S, Kind, Requests
@@ -88,12 +88,12 @@ def test_when_too_many_commits_wait_the_lowest_are_kept() -> None:
     chain = ChainBuilder()
     commits = chain.rounds(chain.genesis, "a", 12)
     known = Knowledge(chain.rules)
-    before, knowledge.MAX_WAITING_COMMITS = knowledge.MAX_WAITING_COMMITS, 4
+    before, waiting.MAX_WAITING_COMMITS = waiting.MAX_WAITING_COMMITS, 4
     try:
         for commit_id in reversed(commits):
             known.add(commit_id, chain.known.commits[commit_id])
     finally:
-        knowledge.MAX_WAITING_COMMITS = before
+        waiting.MAX_WAITING_COMMITS = before
     assert known.waiting.keys() == set(commits[:4])
     for record_id, record in chain.records.items():
         known.add(record_id, record)

@@ -1,0 +1,273 @@
+"""How much of what others sign is kept, and what is forgotten for it.
+
+Runs in: agent, simulation. Pure.
+
+Kept without a limit: the best chain known and what it lists, what this member signed, the branch it
+stands on, and proofs of dishonesty of those whom the chain knows. All else has room (`waiting`,
+`loose_records`, `side_branches`). What there is no room for is turned away by name; it can always
+come again, and what a commit lists is asked for by its id and let in.
+
+Invariant: the facts of a commit depend on its chain alone, and nothing below a kept commit is ever
+forgotten. So who forgets, and who never heard, agree about every commit that both keep (I7).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
+
+from volunteer.rounds.chain import ChainFacts, active_at
+from volunteer.rounds.loose_records import LooseRecords, Standing, Ticket
+from volunteer.rounds.records import Commit, Contribution, Leaving, author_of
+from volunteer.rounds.side_branches import MAX_SIDE_COMMITS, SIDE_SLACK, side_commits_to_forget
+
+if TYPE_CHECKING:
+    from volunteer.rounds.knowledge import Knowledge
+
+MAX_COMMITS_PER_PROPOSER = 16
+"""Of one proposer on one parent: an honest one signs one. Two are proof that it is not, but who
+signs more may show each of them to others, who stand on it in good faith."""
+MAX_INVALID = 1024
+"""Commits remembered as breaking a rule of the chain; the oldest is forgotten, and judged again."""
+
+
+@dataclass(slots=True)
+class Bounds:
+    """Decides for one `Knowledge` what comes in and what goes."""
+
+    known: Knowledge
+    turned_away: Counter[str] = field(default_factory=Counter)
+    """Sentence -> records for which there was no room."""
+    loose: LooseRecords = field(init=False)
+    _forgotten: dict[str, None] = field(default_factory=dict)
+    """Records to take off the disk."""
+    _pins: set[str] = field(default_factory=set)
+    """Commits that own records and proofs stand on."""
+    _proofs: set[str] = field(default_factory=set)
+    _shed_above: int = MAX_SIDE_COMMITS + SIDE_SLACK
+
+    def __post_init__(self) -> None:
+        """Begin with nothing."""
+        self.loose = LooseRecords(self.known.rules.max_contributions, self.is_on_chain)
+
+    # ------------------------------------------------------------------------------ coming
+
+    def problem(self, record_id: str, record: Commit | Contribution | Leaving) -> str:
+        """Return why there is no room for a new record, as a sentence; empty if there is."""
+        if author_of(record) == self.known.me:
+            return ""  # what we forget having signed, we might sign differently
+        if isinstance(record, Commit):
+            return self._commit_problem(record_id, record)
+        if record_id in self._proofs or self.known.waiting_for.needs(record_id):
+            return ""
+        return self.loose.problem(self._ticket(record_id, record))
+
+    def _commit_problem(self, commit_id: str, commit: Commit) -> str:
+        known = self.known
+        if commit_id in known.invalid:
+            return "it breaks a rule of the chain"
+        most = known.rules.max_contributions
+        if len(commit.contributions) > most or len(commit.leaving) > most:
+            return "it lists more than a commit may"
+        named = (commit.parent, *commit.contributions, *commit.leaving)
+        if len({*named}) < len(named):
+            return "it names one record twice"
+        if known.waiting_for.needs(commit_id):
+            return ""
+        siblings = (known.commits[i] for i in known.children.get(commit.parent, ()))
+        if sum(s.proposer == commit.proposer for s in siblings) >= MAX_COMMITS_PER_PROPOSER:
+            return "its proposer has too many commits on that parent"
+        has_turn = self.has_turn(commit)
+        is_last = known.waiting_for.would_be_last(commit_id, commit.round_index, has_turn=has_turn)
+        return "too many commits wait" if is_last and known.lacks_of(commit) else ""
+
+    def has_turn(self, commit: Commit) -> bool:
+        """Return whether a member of the best chain proposes on it."""
+        facts = self.known.facts.get(commit.parent)
+        if facts is None or not self.is_on_chain(commit.parent):
+            return False
+        return commit.proposer in active_at(self.known.rules, facts)
+
+    def take_in(self, record_id: str, record: Contribution | Leaving) -> None:
+        """Seat a record that has just been put among those known, where it needs a seat."""
+        known = self.known
+        if record.author == known.me:
+            self._pins.add(record.base)
+            return
+        is_accounted = record_id in known.listed_by or known.waiting_for.needs(record_id)
+        if is_accounted or record_id in self._proofs:
+            return
+        ticket = self._ticket(record_id, record)
+        problem = self.loose.problem(ticket)
+        victim = record_id if problem else self.loose.seat(ticket)
+        if victim is not None:
+            self.turned_away[problem or ticket.standing.value] += 1
+            self.forget_record(victim)
+
+    def keep_proof(self, author: str, record_ids: Iterable[str]) -> None:
+        """Two records prove `author` dishonest: keep them for good, if the chain knows it.
+
+        Of an identity that did no work, nothing is kept: the next one costs nothing.
+        """
+        chain_end = self.known.facts[self.known.header_choice.current()[-1]]
+        if author not in chain_end.times_listed:
+            return
+        for record_id in record_ids:
+            self._proofs.add(record_id)
+            self.loose.leave(record_id)
+            record = self.known.record(record_id)
+            if record is not None:
+                self._pins.add(record_id if isinstance(record, Commit) else record.base)
+
+    def pin(self, commit_id: str) -> None:
+        """Keep a commit, if it is here, and all below it."""
+        self._pins.add(commit_id)
+
+    # ------------------------------------------------------------------------------- going
+
+    def turn_away(self, record_id: str, problem: str) -> None:
+        """Count a record that is not taken in; if the disk has it already, it goes."""
+        self.turned_away[problem] += 1
+        self._forgotten[record_id] = None
+
+    def take_forgotten(self) -> list[str]:
+        """Return what has been forgotten since the last call: the disk may forget it as well."""
+        known = self.known
+        forgotten = [i for i in self._forgotten if i in known.invalid or not known.has_record(i)]
+        self._forgotten.clear()
+        return forgotten
+
+    def note_invalid(self, commit_id: str, commit: Commit) -> None:
+        """A commit breaks a rule: nobody needs it again, nor what only it listed."""
+        if commit.proposer != self.known.me:
+            self._forgotten[commit_id] = None
+        self.settle_again((*commit.contributions, *commit.leaving))
+        while len(self.known.invalid) > MAX_INVALID:
+            del self.known.invalid[next(iter(self.known.invalid))]
+
+    def forget_record(self, record_id: str) -> None:
+        """Forget a contribution or farewell that no commit lists."""
+        known = self.known
+        self.loose.leave(record_id)
+        record = known.contributions.pop(record_id, None)
+        known.leavings.pop(record_id, None)
+        known.held.discard(record_id)
+        known.bad.pop(record_id, None)
+        self._forgotten[record_id] = None
+        if record is None:
+            return
+        left = known.based_on[record.base]
+        left.discard(record_id)
+        if not any(known.contributions[i].author == record.author for i in left):
+            self._forget_supporter(record)
+        if not left:
+            del known.based_on[record.base]
+
+    def _forget_supporter(self, record: Contribution) -> None:
+        facts = self.known.facts.get(record.base)
+        # A choice that a roster's member has a part in must not turn over because we forget.
+        is_counted = facts is not None and any(record.author in r for r in facts.rosters)
+        supporters = self.known.supporters.get(record.base)
+        if supporters is not None and not is_counted:
+            supporters.discard(record.author)
+            if not supporters:
+                del self.known.supporters[record.base]
+
+    def settle_again(self, record_ids: Iterable[str]) -> None:
+        """What these records were kept for may be gone, or is known by now: look at each anew."""
+        known = self.known
+        for record_id in record_ids:
+            self.loose.leave(record_id)
+            record = known.contributions.get(record_id) or known.leavings.get(record_id)
+            if record is not None:
+                self.take_in(record_id, record)
+
+    def shed(self) -> None:
+        """Forget commits beside the best chain when they are too many, and too many that wait."""
+        known = self.known
+        while (last := known.waiting_for.overflow()) is not None:
+            commit = known.waiting_for.remove(last)
+            self.turn_away(last, "too many commits wait")
+            self.settle_again((*commit.contributions, *commit.leaving))
+        chain = known.header_choice.current()
+        if len(known.facts) - len(chain) <= self._shed_above:
+            return
+        pinned = self._pinned({*chain})
+        for commit_id in side_commits_to_forget(known.facts, known.supporters, chain, pinned):
+            self.turned_away["too many commits beside the chain"] += 1
+            self._forget_commit(commit_id)
+        self._shed_above = max(MAX_SIDE_COMMITS, len(known.facts) - len(chain)) + SIDE_SLACK
+
+    def _pinned(self, chain: set[str]) -> set[str]:
+        known = self.known
+        roots = {*known.pins(), *known.usable_choice.current(), *known.states, *self._pins}
+        pinned: set[str] = set()
+        for root in roots & known.facts.keys():
+            node = root
+            while node not in pinned and node not in chain:
+                pinned.add(node)
+                node = known.facts[node].parent_id
+        return pinned
+
+    def _forget_commit(self, commit_id: str) -> None:
+        """Forget a commit that nothing builds on, and what only it has a use for."""
+        known = self.known
+        facts, commit = known.facts.pop(commit_id), known.commits.pop(commit_id)
+        siblings = known.children[facts.parent_id]
+        siblings.remove(commit_id)
+        if not siblings:
+            del known.children[facts.parent_id]
+        known.children.pop(commit_id, None)
+        for index in (known.usable, known.verified, known.closed, known.states):
+            index.discard(commit_id)
+        known.drop_unusable(commit_id)
+        known.refused.pop(commit_id, None)
+        known.withheld.pop(commit_id, None)
+        known.supporters.pop(commit_id, None)
+        self._forgotten[commit_id] = None
+        listed = (*commit.contributions, *commit.leaving)
+        for record_id in listed:
+            listing = known.listed_by[record_id]
+            listing.discard(commit_id)
+            if not listing:
+                del known.listed_by[record_id]
+        for record_id in self.loose.on(commit_id):
+            self.forget_record(record_id)
+        self.settle_again(i for i in listed if i not in known.listed_by)
+
+    # ----------------------------------------------------------------------------- looking
+
+    def is_on_chain(self, commit_id: str) -> bool:
+        """Return whether a commit lies on the best chain of headers."""
+        facts = self.known.facts.get(commit_id)
+        chain = self.known.header_choice.current()
+        return facts is not None and _is_at(chain, facts)
+
+    def _ticket(self, record_id: str, record: Contribution | Leaving) -> Ticket:
+        facts = self.known.facts.get(record.base)
+        text = f"{self.known.salt}/{record.base}/{record.author}"
+        return Ticket(
+            record_id=record_id,
+            author=record.author,
+            base=record.base,
+            height=record.round_index if facts is None else facts.height,
+            standing=Standing.ORPHAN if facts is None else self._standing(facts, record.author),
+            key=blake3(text.encode()).digest(),
+        )
+
+    def _standing(self, facts: ChainFacts, author: str) -> Standing:
+        """Return what the best chain says of an author, where the base's branch leaves it."""
+        chain = self.known.header_choice.current()
+        while not _is_at(chain, facts):
+            facts = self.known.facts[facts.parent_id]
+        if author in facts.seen or any(author in roster for roster in facts.rosters):
+            return Standing.MEMBER
+        return Standing.FORMER if author in facts.times_listed else Standing.NEWCOMER
+
+
+def _is_at(chain: list[str], facts: ChainFacts) -> bool:
+    return facts.height < len(chain) and chain[facts.height] == facts.commit_id
