@@ -12,7 +12,7 @@ final at which it already held (rule 10), or by an explicit reset (rule 11).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from blake3 import blake3
 
@@ -84,6 +84,10 @@ class ChainFacts:
     final_height: int
     final_id: str
     """The highest commit that this chain makes final; the genesis counts as final."""
+    _ranks: dict[ChainRules, tuple[str, ...]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """What `rank_order` has found: it is asked at every event, and costs a hash a peer."""
 
 
 def genesis_facts(rules: ChainRules) -> ChainFacts:
@@ -139,6 +143,13 @@ def expected_at(facts: ChainFacts) -> frozenset[str]:
 
 def rank_order(rules: ChainRules, facts: ChainFacts) -> tuple[str, ...]:
     """Return the active peers in the order in which they may propose a child (rule 13)."""
+    order = facts._ranks.get(rules)
+    if order is None:
+        order = facts._ranks[rules] = _find_rank_order(rules, facts)
+    return order
+
+
+def _find_rank_order(rules: ChainRules, facts: ChainFacts) -> tuple[str, ...]:
     recent = expected_at(facts)
 
     def key(peer: str) -> tuple[bool, bool, bytes]:

@@ -6,10 +6,10 @@ Runs in: agent, simulation. Sans-IO. What is needed is catch_up.py's to say.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from volunteer.rounds import events as ev
-from volunteer.rounds.catch_up import Needs, needs_of_headers
+from volunteer.rounds.catch_up import CATCH_UP_HEIGHTS, Needs, needs_of_headers
 from volunteer.rounds.chain import ChainFacts, listed_in_order
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.requests import RECORD_AGAIN_S, Kind, Requests
@@ -27,6 +27,10 @@ class Fetching:
     requests: Requests
     timing: Timing
     banned: Set[str]
+    _open: dict[str, list[str]] = field(default_factory=dict)
+    """Of the tip and its parent: contributions there whose blobs are neither held nor bad."""
+    _looked_at: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Of the same: all contributions there that `_open` was found among."""
 
     def what_is_missing(
         self, tip: ChainFacts, start: str, now_s: float, *, is_contributing: bool
@@ -44,14 +48,27 @@ class Fetching:
             for record_id in self.known.missing_records()
             if self.requests.ask(record_id, now_s, RECORD_AGAIN_S)
         ]
-        for base in (tip.commit_id, tip.parent_id):
-            based_on = self.known.based_on.get(base, ())
-            wanted = (i for i in based_on if self.known.contributions[i].author not in self.banned)
-            actions += self._blobs(sorted(wanted), now_s)
+        self._look_for_open((tip.commit_id, tip.parent_id))
+        for open_here in self._open.values():
+            wanted = (i for i in open_here if self.known.contributions[i].author not in self.banned)
+            actions += self._blobs(wanted, now_s)
         usable = self.known.facts[self.known.usable_choice.best(start)]
         if not is_contributing and usable.height >= tip.height + self.known.rules.journal_rounds:
             return actions  # enough to go on with; after a longer pause a state is fetched
         return actions + self._headers(start, now_s, is_contributing=is_contributing)
+
+    def _look_for_open(self, bases: tuple[str, ...]) -> None:
+        """Find what is not settled on these bases; most events change nothing there."""
+        known, was_open, looked_at = self.known, self._open, self._looked_at
+        self._open, self._looked_at = {}, {}
+        for base in bases:
+            based_on = known.based_on.get(base, frozenset())
+            before = looked_at.get(base, frozenset())
+            if based_on != before:
+                before, was_open[base] = frozenset(based_on), sorted(based_on)
+            self._looked_at[base] = before
+            candidates = was_open.get(base, [])
+            self._open[base] = [i for i in candidates if i not in known.held and i not in known.bad]
 
     def _headers(self, start: str, now_s: float, *, is_contributing: bool) -> list[ev.Action]:
         """Fetch what the best chain of headers needs; if nobody has it, what the next best does.
@@ -63,13 +80,33 @@ class Fetching:
         for commit_id in self.known.withheld:
             actions += self._blobs(self.known.commits[commit_id].contributions, now_s)
         for _ in range(MAX_BRANCHES):
-            needs = needs_of_headers(self.known, self.known.header_choice.best(start))
+            best = self.known.header_choice.best(start)
+            if best in self.known.usable:
+                actions += self._side_blobs(start, best, now_s)
+                break
+            needs = needs_of_headers(self.known, best)
             actions += self._blobs(needs.contributions, now_s)
             if is_contributing:
                 actions += self.state(Needs(state_of=needs.state_of), now_s)
             if not self._is_withheld(needs, now_s):
                 break
             self.known.withhold(needs.lowest, now_s + self.timing.round_s)
+        return actions
+
+    def _side_blobs(self, start: str, best: str, now_s: float) -> list[ev.Action]:
+        """Fetch what makes the headers choose otherwise than what may be stood on.
+
+        All of their path can be stood on, so what they count lies beside it: a commit whose blobs
+        are not here. It has to come, or to be set aside, or both choices would differ for ever.
+        """
+        actions: list[ev.Action] = []
+        if self.known.usable_choice.best(start) == best:
+            return actions
+        for commit_id in self.known.next_to_use()[:CATCH_UP_HEIGHTS]:
+            listed = self.known.commits[commit_id].contributions
+            actions += self._blobs(listed, now_s)
+            if any(self.requests.seems_withheld(i, now_s) for i in listed):
+                self.known.withhold(commit_id, now_s + self.timing.round_s)
         return actions
 
     def _is_withheld(self, needs: Needs, now_s: float) -> bool:

@@ -59,21 +59,24 @@ def _branch_key(tree: Tree, node: str, child: str) -> tuple[int, int, int, str]:
     return (-certified, -len(support), tree.facts[child].rank, child)
 
 
-def _founding_key(tree: Tree, node: str, child: str) -> tuple[int, int, int, str]:
-    """Authors listed, height certified under the first rosters, rank, hash.
+def _founding_key(tree: Tree, node: str, child: str) -> tuple[int, int, int, int, str]:
+    """Largest roster that certified a commit, authors listed, height certified, rank, hash.
 
     An open run has no roster at its genesis, so the key above knows nobody there, and any stranger
     could turn everyone over with a first commit of a lower hash. Who founded the run apart, on two
-    islands, meets on the branch that more different authors have worked on.
+    islands, meets on the branch that more members agreed on; before anything is certified under the
+    first rosters, on the one that more different authors have worked on. Authors alone do not say
+    who went on: the first commits of every branch may list what all made on the genesis.
     """
     facts = tree.facts[node]
-    certified, authors = 0, 0
+    roster, certified, authors = 0, 0, 0
     for commit_id in subtree(tree, child):
         below = tree.facts[commit_id]
         if below.resets == facts.resets + 1 and below.certified_height > facts.height:
             certified = max(certified, below.certified_height)
+            roster = max(roster, len(tree.facts[below.certified_id].rosters[1]))
         authors = max(authors, len(below.times_listed))
-    return (-authors, -certified, tree.facts[child].rank, child)
+    return (-roster, -authors, -certified, tree.facts[child].rank, child)
 
 
 def subtree(tree: Tree, root: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ Invariant: I1 one vote a height, one contribution and one proposal a commit, per
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from volunteer.rounds import events as ev
@@ -42,10 +43,12 @@ from volunteer.rounds.records import (
 )
 from volunteer.rounds.requests import Kind, Requests
 from volunteer.rounds.sampling import sample_contributions
+from volunteer.rounds.silence import Silence
 from volunteer.rounds.turn import (
     Timing,
     eligible_contributions,
     is_child_on_its_way,
+    least_turn_delay_s,
     leavings_to_list,
     turn_delay_s,
 )
@@ -59,6 +62,8 @@ class Machine:
     rules: ChainRules
     timing: Timing
     me: str
+    has_lost_records: bool = False
+    """Whether this member has signed before what it has no record of (silence.py)."""
     known: Knowledge = field(init=False)
     tip: str | None = None
     """None until the genesis state is there."""
@@ -75,6 +80,7 @@ class Machine:
     tokens_since_contribution: int = 0
     alarm: tuple[str, str] | None = None
     _drafts: Drafts = field(init=False)
+    _silence: Silence = field(init=False)
     _is_awake: bool = False
     _is_paused: bool = False
     """Told to stop, not only not yet told to start."""
@@ -96,6 +102,7 @@ class Machine:
         self.work = OwnWork(self.known.facts, self.known.listed_by, genesis)
         self._fetching = Fetching(self.known, self._requests, self.timing, self.banned)
         self._drafts = Drafts(self.rules, self.me)
+        self._silence = Silence(self.has_lost_records)
         self.final_id = genesis
 
     def _stands_on(self) -> tuple[str, ...]:
@@ -121,11 +128,16 @@ class Machine:
 
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Action]:
         """Take in one event; return what to do about it, in order."""
+        return self.handle_all((event,), now_s)
+
+    def handle_all(self, events: Iterable[ev.Event], now_s: float) -> list[ev.Action]:
+        """Take in what has come at about the same time, in order, and then act once."""
         self._actions = []
-        self._take_in(event, now_s)
-        if isinstance(event, ev.Ticked | ev.ContributingChanged) and not self._is_awake:
-            self._is_awake = True
-            self._recount_votes()
+        for event in events:
+            self._take_in(event, now_s)
+            if isinstance(event, ev.Ticked | ev.ContributingChanged) and not self._is_awake:
+                self._is_awake = True
+                self._recount_votes()
         if self._is_awake:
             self._seek_tip(now_s)
         if self._is_awake and self.tip is not None:
@@ -316,7 +328,10 @@ class Machine:
             self._publish(self._drafts.leaving(self._facts()))
 
     def _act(self, facts: ChainFacts, now_s: float) -> None:
-        if self.is_contributing and self.alarm is None:
+        may_sign = self._silence.may_sign(
+            facts.height, self.known.highest_height, now_s, self.timing.round_s
+        )
+        if self.is_contributing and self.alarm is None and may_sign:
             self._close_and_contribute(facts, now_s)
             self._propose(facts, now_s)
 
@@ -349,6 +364,8 @@ class Machine:
         """Propose once for the tip, when it is our turn (rules 22, 23)."""
         is_done = facts.commit_id in self.own_proposals or self._requests.is_busy(Kind.PROPOSE)
         if is_done or self.closed_at_s is None or facts.commit_id not in self.known.states:
+            return
+        if now_s < self.closed_at_s + least_turn_delay_s(self.known, facts, self.timing, self.me):
             return
         eligible = eligible_contributions(self.known, facts, self.banned)
         turn_s = self.closed_at_s + turn_delay_s(self.known, facts, self.timing, self.me)

@@ -28,6 +28,7 @@ class TipChoice:
     genesis_id: str
     path: list[str] = field(default_factory=list)
     """Commit ids by height, from the genesis to the tip chosen."""
+    _start: str = ""
     _start_height: int = 0
     _changes: list[tuple[str, str | None]] = field(default_factory=list)
     """(commit, None) added, or (commit, author) newly supported."""
@@ -46,13 +47,15 @@ class TipChoice:
 
     def best(self, start: str) -> str:
         """Return what `choose_tip(tree, start)` returns."""
+        if start == self._start and self.path and not self._changes:
+            return self.path[-1]
         start_height = self.tree.facts[start].height
         is_kept = start_height < len(self.path) and self.path[start_height] == start
         if not is_kept or start_height < self._start_height:
             self._walk_from(start)
         else:
             self._look_again(start_height)
-        self._start_height = start_height
+        self._start, self._start_height = start, start_height
         self._changes.clear()
         return self.path[-1]
 

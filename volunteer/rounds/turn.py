@@ -67,6 +67,12 @@ def leavings_to_list(known: Knowledge, tip: ChainFacts, me: str, *, limit: int) 
     return tuple(ids[:limit])
 
 
+def least_turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> float:
+    """Return what `turn_delay_s` is at least, whatever is held: cheap enough for every event."""
+    rank = rank_of(known.rules, tip, me)
+    return timing.grace_s + rank * timing.failover_s if rank else 0.0
+
+
 def turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> float:
     """Return how long after the round's close `me` proposes, as things stand (rule 22).
 

@@ -90,7 +90,7 @@ def test_an_open_run_is_not_turned_over_by_a_stranger_s_first_commit() -> None:
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_two_foundings_meet_on_the_one_with_more_authors_then_on_the_higher_certified(
+def test_two_foundings_meet_where_more_members_agreed_then_on_the_higher_certified(
     number: int,
 ) -> None:
     chain = ChainBuilder(make_rules(publisher=""))
@@ -105,9 +105,18 @@ def test_two_foundings_meet_on_the_one_with_more_authors_then_on_the_higher_cert
     long_alone = found([f"long {number}"], 6)
     found([f"short {number}"], 3)
     assert chosen(chain) == long_alone
-    assert chosen(chain) == long_alone
-    together = found([f"one {number}", f"two {number}"], 1)
+    together = found([f"one {number}", f"two {number}"], 3)
     assert chosen(chain) == together
+
+
+def test_who_only_listed_what_all_made_on_the_genesis_turns_nobody_over() -> None:
+    chain = ChainBuilder(make_rules(publisher=""))
+    on_genesis = {author: chain.contribution(author, chain.genesis) for author in "abcd"}
+    alone = chain.commit(chain.genesis, list(on_genesis.values()), proposer="d")
+    chain.rounds(alone, "d", 4)
+    together = chain.commit(chain.genesis, [on_genesis[author] for author in "abc"], proposer="a")
+    went_on = chain.rounds(together, "abc", 4)[-1]
+    assert chosen(chain) == went_on
 
 
 def test_a_final_commit_is_left_only_across_a_reset() -> None:

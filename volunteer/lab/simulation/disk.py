@@ -24,6 +24,8 @@ class Disk:
     verified: list[str] = field(default_factory=list)
     states: dict[str, str] = field(default_factory=dict)
     """Commit -> hash of the state file, as its bytes give it: not as the commit states it."""
+    has_signed: bool = False
+    """Whether something was signed with this disk in the machine: it is a file beside the log."""
     dropped: list[str] = field(default_factory=list)
     snapshot: Snapshot = field(default_factory=Snapshot)
 

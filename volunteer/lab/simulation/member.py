@@ -118,7 +118,8 @@ class Member:
         """Start the agent with what is on disk."""
         self.is_up = True
         self.num_starts += 1
-        self.machine = Machine(self.rules, self.timing(), self.me)
+        has_lost_records = self.num_disks > 1 and not self.disk.has_signed
+        self.machine = Machine(self.rules, self.timing(), self.me, has_lost_records)
         self._load()
         self._tick()
         self.exchange.start()
@@ -300,6 +301,7 @@ class Member:
         record_id = self.traffic.register(record)
         if not isinstance(record, Close):
             self.disk.keep(record_id, record)
+            self.disk.has_signed = True
             self.referee.note_published(record_id, record)
         actions = self.machine.handle(ev.RecordArrived(record_id, record), self.clock_s())
         audience = None if self.liar is None else self.liar.tell_others_otherwise(record)
