@@ -62,7 +62,7 @@ class Fetching:
         known, was_open, looked_at = self.known, self._open, self._looked_at
         self._open, self._looked_at = {}, {}
         for base in bases:
-            based_on = known.based_on.get(base, frozenset())
+            based_on: Set[str] = known.based_on.get(base, set())
             before = looked_at.get(base, frozenset())
             if based_on != before:
                 before, was_open[base] = frozenset(based_on), sorted(based_on)
