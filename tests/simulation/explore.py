@@ -1,0 +1,413 @@
+"""Every order of events among a few real machines, as far as the bounds say.
+
+The state is what each member's machine holds (`Actor.fingerprint`); a step is one record heard, one
+tick (all that is waited for becomes due), one answer of the trainer or aggregator, or a crash. What
+is published may be heard by each other member at any later step or never: so messages are delayed,
+reordered and lost without limit, and nobody need ever propose or contribute.
+
+Reductions, all of them exact:
+
+- *Local states are hashed.* A machine's step depends on nothing but its own state, so each is taken
+  once for each local state, whatever the others do.
+- *Steps that publish nothing are invisible to the others* and never disable anything elsewhere:
+  what was published stays published. So each member's invisible steps are put off to just before
+  its next visible one (Mazurkiewicz traces), and only states right after visible steps are kept.
+- *What a record refers to is heard with it*, for a machine keeps a commit waiting until it is all
+  there. `Bounds.is_hearing_whole` turns that off.
+
+There is no symmetry to use: ranks are drawn by a hash over the name, so members are not alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.simulation.actor import Actor
+from volunteer.rounds.chain import ChainFacts, ChainRules
+from volunteer.rounds.fork_choice import choose_tip, common_ancestor
+from volunteer.rounds.records import Commit, Contribution, Record, genesis_id
+
+RUN_ID = "e0" * 32
+Label = tuple[str, str]
+"""(hear, record id), (tick, ""), (answer, number), (crash, "" or "kept")."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How far to look."""
+
+    num_members: int = 3
+    num_rounds: int = 3
+    """Heights above the settled start."""
+    settled_rounds: int = 2
+    """Heights reached with everyone hearing everything, before anything is tried."""
+    most_commits: int = 99
+    """Proposals in all."""
+    most_visible_steps: int = 99
+    """Records published in all."""
+    num_crashes: int = 1
+    are_answers_slow: bool = False
+    is_hearing_whole: bool = True
+    most_states: int = 10_000_000
+    most_seconds: float = 1e9
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was seen."""
+
+    num_states: int = 0
+    """Combinations of members' states right after a visible step."""
+    num_local_states: int = 0
+    num_local_steps: int = 0
+    num_published_sets: int = 0
+    most_visible_steps: int = 0
+    highest_final: int = 0
+    """Above the settled start."""
+    num_forked: int = 0
+    """Sets of published records in which some commit has two children."""
+    is_complete: bool = False
+    seconds: float = 0.0
+    broken: str = ""
+    trace: tuple[str, ...] = ()
+    """The visible steps that led to it."""
+
+
+class BrokenRule(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(slots=True, frozen=True)
+class VisibleStep:
+    """What a member may do next that others can hear of, with all it does silently before."""
+
+    local: int
+    num_crashes: int
+    text: str
+
+
+@dataclass(slots=True)
+class Explorer:
+    """A depth-first search with everything that it has met."""
+
+    bounds: Bounds
+    expiry_rounds: int = 8
+    rules: ChainRules = field(init=False)
+    outcome: Outcome = field(default_factory=Outcome)
+    records: list[tuple[str, Record]] = field(default_factory=list)
+    """Each has the bit of its place here."""
+    facts: dict[str, ChainFacts] = field(default_factory=dict)
+    actors: list[Actor] = field(default_factory=list)
+    """Local states; never stepped, only their clones are."""
+    _disks: list[int] = field(default_factory=list)
+    _bit_of: dict[str, int] = field(default_factory=dict)
+    _needs: list[int] = field(default_factory=list)
+    """For each record, the bits of all that it refers to, itself included."""
+    _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _stepped: dict[tuple[int, Label], int] = field(default_factory=dict)
+    _next: dict[tuple[int, int, int], tuple[VisibleStep, ...]] = field(default_factory=dict)
+    _work_on: dict[str, frozenset[str]] = field(default_factory=dict)
+    _checked_sets: set[int] = field(default_factory=set)
+    _came_from: dict[tuple[int, ...], tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    _limit: int = 0
+    _start_mask: int = 0
+
+    def __post_init__(self) -> None:
+        """Make the rules; everybody starts on the genesis."""
+        names = self._names()
+        self.rules = ChainRules(
+            run_id=RUN_ID,
+            module_id="dense",
+            genesis_id=genesis_id(RUN_ID, "dense"),
+            publisher=names[0],
+            expiry_rounds=self.expiry_rounds,
+            demote_rounds=8,
+            max_contributions=32,
+            quorum_numerator=1,
+            quorum_denominator=2,
+        )
+
+    def _names(self) -> list[str]:
+        return [f"m{i}" for i in range(self.bounds.num_members)]
+
+    # ------------------------------------------------------------------------------ search
+
+    def run(self) -> Outcome:
+        """Search until all is seen, a rule is broken, or a bound on effort is met."""
+        began = time.process_time()
+        try:
+            self._search(began)
+        except BrokenRule as broken:
+            self.outcome.broken = str(broken)
+        self.outcome.num_local_states = len(self.actors)
+        self.outcome.num_local_steps = len(self._stepped)
+        self.outcome.num_published_sets = len(self._checked_sets)
+        self.outcome.seconds = time.process_time() - began
+        return self.outcome
+
+    def _search(self, began: float) -> None:
+        state = (*self._settle(), self.bounds.num_crashes)
+        stack, seen = [state], {state}
+        while stack:
+            state = stack.pop()
+            self.outcome.num_states = len(seen)
+            self._look_at(state)
+            for following, text in self._following(state):
+                if following not in seen:
+                    seen.add(following)
+                    self._came_from[following] = (state, text)
+                    stack.append(following)
+            is_too_long = time.process_time() - began > self.bounds.most_seconds
+            if len(seen) > self.bounds.most_states or is_too_long:
+                return
+        self.outcome.is_complete = True
+
+    def _settle(self) -> tuple[int, ...]:
+        """Bring everybody into the rosters: all hear all, and one proposes."""
+        actors = [Actor.begin(self.rules, name, are_answers_slow=False) for name in self._names()]
+        pool: dict[str, Record] = {}
+        while min(actor.tip.height for actor in actors) < self.bounds.settled_rounds:
+            for actor in actors:
+                for record_id in actor.tick():
+                    pool[record_id] = actor.disk[record_id]
+                for other, (record_id, record) in itertools.product(actors, list(pool.items())):
+                    for published in other.hear(record_id, record):
+                        pool[published] = other.disk[published]
+        self._limit = max(actor.tip.height for actor in actors) + self.bounds.num_rounds
+        for actor in actors:
+            assert actor.tip.commit_id == actors[0].tip.commit_id
+            actor.are_answers_slow = self.bounds.are_answers_slow
+        locals_ = tuple(self._number(actor) for actor in actors)
+        self._start_mask = self._published(locals_)
+        return locals_
+
+    def _published(self, locals_: tuple[int, ...]) -> int:
+        mask = 0
+        for local in locals_:
+            mask |= self._disks[local]
+        return mask
+
+    def _following(self, state: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
+        *locals_, crashes_left = state
+        published = self._published(tuple(locals_))
+        new = published & ~self._start_mask
+        if new.bit_count() >= self.bounds.most_visible_steps:
+            return
+        for place, local in enumerate(locals_):
+            for step in self._visible_steps(local, published & ~self._disks[local], crashes_left):
+                following = list(state)
+                following[place] = step.local
+                following[-1] -= step.num_crashes
+                if self._num_commits(self._disks[step.local] | new) <= self.bounds.most_commits:
+                    yield tuple(following), step.text
+
+    def _num_commits(self, mask: int) -> int:
+        mask &= ~self._start_mask
+        return sum(isinstance(self.records[bit][1], Commit) for bit in _bits(mask))
+
+    def _visible_steps(
+        self, local: int, audible: int, crashes_left: int
+    ) -> tuple[VisibleStep, ...]:
+        """Return every state right after the member's next visible step."""
+        key = (local, audible, crashes_left)
+        if key not in self._next:
+            self._next[key] = tuple(self._walk(local, audible, crashes_left))
+        return self._next[key]
+
+    def _walk(self, local: int, audible: int, crashes_left: int) -> Iterator[VisibleStep]:
+        begin = (local, 0)
+        stack, seen = [begin], {begin}
+        audible |= self._disks[local]
+        while stack:
+            here, crashes = stack.pop()
+            for label in self._labels(here, audible, crashes_left - crashes):
+                there = self._step(here, label)
+                num_crashes = crashes + (label[0] == "crash")
+                following = (there, num_crashes)
+                if following in seen:
+                    continue
+                seen.add(following)
+                new = self._disks[there] & ~audible
+                if new:
+                    text = " ".join(self._name(bit) for bit in _bits(new))
+                    yield VisibleStep(there, num_crashes, text)
+                else:
+                    stack.append(following)
+
+    # -------------------------------------------------------------------------- local steps
+
+    def _labels(self, local: int, audible: int, crashes_left: int) -> Iterator[Label]:
+        actor = self.actors[local]
+        if actor.tip.height < self._limit:
+            yield ("tick", "")
+        for bit in _bits(audible & ~self._disks[local]):
+            yield ("hear", self.records[bit][0])
+        for number in range(len(actor.open_requests)):
+            yield ("answer", str(number))
+        if crashes_left:
+            yield ("crash", "")
+            if self.bounds.are_answers_slow:
+                yield ("crash", "kept")
+
+    def _step(self, local: int, label: Label) -> int:
+        key = (local, label)
+        if key not in self._stepped:
+            actor = self.actors[local].clone()
+            match label:
+                case ("tick", _):
+                    actor.tick()
+                case ("hear", record_id):
+                    for bit in _bits(self._heard_with(local, self._bit_of[record_id])):
+                        actor.hear(*self.records[bit])
+                case ("answer", number):
+                    actor.answer(int(number))
+                case (_, kept):
+                    actor.crash(is_encoding_kept=bool(kept))
+            self._stepped[key] = self._number(actor)
+        return self._stepped[key]
+
+    def _heard_with(self, local: int, bit: int) -> int:
+        """Return what is heard together with a record; lower bits refer to nothing higher."""
+        if self.bounds.is_hearing_whole:
+            return self._needs[bit] & ~self._disks[local]
+        return 1 << bit
+
+    def _number(self, actor: Actor) -> int:
+        """Return the number of a local state, looking at it if it is new."""
+        for record_id, record in actor.disk.items():
+            if record_id not in self._bit_of:
+                self._register(record_id, record)
+        fingerprint = (actor.me, *actor.fingerprint())
+        if fingerprint not in self._numbers:
+            self._numbers[fingerprint] = len(self.actors)
+            self.actors.append(actor)
+            self._disks.append(sum(1 << self._bit_of[i] for i in actor.disk))
+            self._check_local(actor)
+        return self._numbers[fingerprint]
+
+    def _register(self, record_id: str, record: Record) -> None:
+        bit = len(self.records)
+        self._bit_of[record_id] = bit
+        self.records.append((record_id, record))
+        refers = [record.parent, *record.contributions] if isinstance(record, Commit) else []
+        if isinstance(record, Contribution):
+            refers = [record.base]
+        needs = 1 << bit
+        for other in refers:
+            if other in self._bit_of:
+                needs |= self._needs[self._bit_of[other]]
+        self._needs.append(needs)
+
+    def _name(self, bit: int) -> str:
+        record_id, record = self.records[bit]
+        if isinstance(record, Commit):
+            listed = " ".join(f"#{self._bit_of[i]}" for i in record.contributions)
+            parent = self._bit_of.get(record.parent, -1)
+            return f"#{bit} {record.proposer} commits [{listed}] on #{parent};"
+        if isinstance(record, Contribution):
+            vote = "votes for" if record.vote else "contributes to"
+            return f"#{bit} {record.author} {vote} #{self._bit_of.get(record.base, -1)};"
+        return f"#{bit} {record_id[:8]};"
+
+    # --------------------------------------------------------------------------- invariants
+
+    def _check_local(self, actor: Actor) -> None:
+        """I1, I3, I5 and I7 hold for one member's state."""
+        _verify_signed_once(actor)
+        known = actor.machine.known
+        tip = actor.machine.tip
+        if actor.alarm:
+            raise BrokenRule(f"rule 18: {actor.me} has to leave a final commit")
+        if tip is None or tip not in known.usable or tip not in known.states:
+            raise BrokenRule(f"I5: {actor.me} stands on {tip}")
+        start = known.facts[tip].final_id if not known.facts[tip].resets else known.rules.genesis_id
+        if known.usable_choice.best(start) != choose_tip(known.usable_choice.tree, start):
+            raise BrokenRule(f"I5: {actor.me} kept a path that is not the choice")
+        for commit_id, facts in known.facts.items():
+            if self.facts.setdefault(commit_id, facts) != facts:
+                raise BrokenRule(f"I7: two members differ in the facts at {commit_id[:8]}")
+            if commit_id not in self._work_on:
+                self._work_on[commit_id] = self._work(actor, facts)
+
+    def _work(self, actor: Actor, facts: ChainFacts) -> frozenset[str]:
+        """I3: return all contributions on the chain, and what they carry; none of it twice."""
+        work = self._work_on.get(facts.parent_id, frozenset())
+        for contribution_id in sorted(facts.listed):
+            contribution = actor.machine.known.contributions[contribution_id]
+            listed = frozenset((contribution_id, *contribution.carries))
+            if work & listed:
+                raise BrokenRule(f"I3: work twice on the chain of {facts.commit_id[:8]}")
+            work |= listed
+        return work
+
+    def _look_at(self, state: tuple[int, ...]) -> None:
+        published = self._published(state[:-1])
+        num_new = (published & ~self._start_mask).bit_count()
+        self.outcome.most_visible_steps = max(self.outcome.most_visible_steps, num_new)
+        if published in self._checked_sets:
+            return
+        self._checked_sets.add(published)
+        try:
+            self._check_finals(published)
+        except BrokenRule:
+            self.outcome.trace = tuple(self._trace(state))
+            raise
+
+    def _check_finals(self, published: int) -> None:
+        """I2, over every chain that anybody knows, and that one commit a height is certified."""
+        records = [self.records[bit] for bit in _bits(published)]
+        commits = [self.facts[i] for i, r in records if isinstance(r, Commit)]
+        parents = [facts.parent_id for facts in commits]
+        self.outcome.num_forked += len(set(parents)) < len(parents)
+        highest = max(facts.final_height for facts in commits)
+        above = highest - (self._limit - self.bounds.num_rounds)
+        self.outcome.highest_final = max(self.outcome.highest_final, above)
+        for one, other in itertools.combinations({facts.final_id for facts in commits}, 2):
+            if self._is_conflict(one, other):
+                raise BrokenRule(f"I2: {self._short(one)} and {self._short(other)} are final")
+        for one, other in itertools.combinations({facts.certified_id for facts in commits}, 2):
+            if self.facts[one].height == self.facts[other].height and self._is_conflict(one, other):
+                names = f"{self._short(one)} and {self._short(other)}"
+                raise BrokenRule(f"I2's lemma: {names} at one height are certified")
+
+    def _is_conflict(self, one: str, other: str) -> bool:
+        ancestor = common_ancestor(self.facts, one, other)
+        resets = self.facts[ancestor].resets
+        is_reset_between = self.facts[one].resets != resets or self.facts[other].resets != resets
+        return ancestor not in (one, other) and not is_reset_between
+
+    def _short(self, record_id: str) -> str:
+        return f"#{self._bit_of.get(record_id, -1)}"
+
+    def _trace(self, state: tuple[int, ...]) -> list[str]:
+        texts = []
+        while state in self._came_from:
+            state, text = self._came_from[state]
+            texts.append(text)
+        return texts[::-1]
+
+
+def _verify_signed_once(actor: Actor) -> None:
+    """I1: one vote a height, one contribution and one proposal a commit."""
+    signed: set[tuple[str, str]] = set()
+    for record in actor.disk.values():
+        keys = []
+        if isinstance(record, Contribution) and record.author == actor.me:
+            keys = [("contribution", record.base)]
+            keys += [("vote", str(record.round_index))] * record.vote
+        elif isinstance(record, Commit) and record.proposer == actor.me:
+            keys = [("commit", record.parent)]
+        if not signed.isdisjoint(keys):
+            raise BrokenRule(f"I1: {actor.me} signed twice: {keys}")
+        signed.update(keys)
+
+
+def _bits(mask: int) -> Iterator[int]:
+    """Yield the places of the ones, the lowest first."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
