@@ -74,9 +74,9 @@ class Member:
         folder.mkdir(parents=True, exist_ok=True)
         self.who = who
         self.log = RecordLog(folder / "records.sqlite")
-        self.book = RecordBook(self.log, who, RUN_ID, MODULE)
         timing = Timing(round_s=1e9, grace_s=1.0, failover_s=1.0)
         self.machine = Machine(rules(), timing, who.peer_id)
+        self.book = RecordBook(self.log, who, self.machine.known)
 
     async def keep(self, records: Iterable[SignedRecord]) -> None:
         for signed in records:

@@ -249,9 +249,9 @@ class Solo:
         self.swarm: FakeSwarm = self.network.join(disk.who.peer_id)
         self.swarm.on_publish = self._on_publish
         self.swarm.store = disk.store
-        self.book = RecordBook(self.record_log, disk.who, self.spec.run_id, DENSE_MODULE)
         timing = Timing(round_s=ROUND_S, grace_s=1.0, failover_s=1.0)
         self.machine = Machine(rules, timing, disk.who.peer_id)
+        self.book = RecordBook(self.record_log, disk.who, self.machine.known)
         self.aggregator = FakeAggregator(disk.store)
         self.keeper = Bookkeeper(self.ledger, self.machine)
         self.files = ModuleFiles(
@@ -325,4 +325,4 @@ class Solo:
         ]
 
     def sign(self, record: Record, who: Identity) -> SignedRecord:
-        return RecordBook(self.record_log, who, self.spec.run_id, DENSE_MODULE).sign(record)
+        return RecordBook(self.record_log, who, self.machine.known).sign(record)

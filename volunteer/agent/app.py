@@ -88,9 +88,9 @@ class Agent:
         self, run_dir: Path, swarm: Swarm, ledger: Ledger, record_log: RecordLog
     ) -> None:
         store = BlobStore(self.locations.blobs_dir(self.spec.run_id, DENSE_MODULE))
-        book = RecordBook(record_log, self.identity, self.spec.run_id, DENSE_MODULE)
         clock = ExchangeClock(self.spec.rounds)
         machine = Machine(chain_rules(self.spec), self._timing(clock), self.identity.peer_id)
+        book = RecordBook(record_log, self.identity, machine.known)
         aggregator = AggregatorService(
             run_dir, DENSE_MODULE, self.locations.log_dir / "aggregator.log"
         )

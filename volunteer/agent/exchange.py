@@ -244,7 +244,7 @@ class Exchange:
 
     async def _respond(self, peer_id: str, data: bytes) -> bytes:
         try:
-            answer = await self._pages.answer(data)
+            answer = await self._pages.answer(peer_id, data)
         except WireError as error:
             raise RequestRefusedError(str(error)) from error
         for envelope in answer.pushed:

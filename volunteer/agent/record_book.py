@@ -1,18 +1,24 @@
 """Signed records: made, checked, kept on disk, found again by height.
 
 Runs in: agent. The disk half is `record_log`; this adds signatures and an index, and turns bytes
-from anywhere into records, hostile until size-checked, parsed and verified, in that order.
+from anywhere into records, hostile until size-checked, parsed and verified, in that order. What
+there is no room for (`volunteer/rounds/bounds.py`) is not written, and what was forgotten goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import secrets
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import trio
 
 from p2p.identity import Identity, verify_signature
+from volunteer.agent.height_index import HeightIndex
 from volunteer.agent.record_log import RecordLog
+from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.records import (
     Close,
     Record,
@@ -25,6 +31,9 @@ from volunteer.rounds.records import (
     record_id_of,
     signed_bytes,
 )
+
+log = logging.getLogger(__name__)
+MAX_TURNED_AWAY = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +66,28 @@ def verify_envelope(data: bytes, run_id: str, module_id: str) -> SignedRecord:
 class RecordBook:
     """The records of one run's module."""
 
-    def __init__(self, log: RecordLog, identity: Identity, run_id: str, module_id: str) -> None:
-        """Open the book; `load` reads what is on disk."""
+    def __init__(self, log: RecordLog, identity: Identity, known: Knowledge) -> None:
+        """Open the book; `load` reads what is on disk.
+
+        Args:
+            log: the records on the disk.
+            identity: signs own records.
+            known: says what there is room for. It draws the seats of newcomers with a salt that is
+                made here and never leaves this process.
+        """
         self._log = log
         self._identity = identity
-        self._run_id = run_id
-        self._module_id = module_id
-        self._height_of: dict[str, int] = {}
+        self._known = known
+        known.salt = secrets.token_hex(16)
+        self._kept = HeightIndex()
         self._being_kept: set[str] = set()
+        self._turned_away = HeightIndex()
+        """Records lately found no room for: neighbours need not send them again."""
+        self._recently: deque[str] = deque()
+        self._to_delete: list[str] = []
+        """Forgotten, and still on the disk."""
+        self._writing = trio.Lock()
+        self._told: Counter[str] = Counter()
 
     def load(self) -> list[SignedRecord]:
         """Return all records in the order in which they came (they were verified then)."""
@@ -73,13 +96,14 @@ class RecordBook:
             envelope = parse_envelope(data)
             record = parse_body(envelope.body)
             signed = SignedRecord(record_id_of(envelope.body), record, data)
-            self._height_of[signed.record_id] = record.round_index
+            self._kept.add(signed.record_id, record.round_index)
             records.append(signed)
         return records
 
     def verify(self, data: bytes) -> SignedRecord:
         """Verify an envelope of this run; RecordError as `verify_envelope`."""
-        return verify_envelope(data, self._run_id, self._module_id)
+        rules = self._known.rules
+        return verify_envelope(data, rules.run_id, rules.module_id)
 
     def sign(self, record: Record) -> SignedRecord:
         """Sign one of our own."""
@@ -90,24 +114,63 @@ class RecordBook:
     async def keep(self, signed: SignedRecord, *, is_own: bool) -> bool:
         """Put a record on disk (fsync) before anything depends on it; return whether it was new.
 
-        A `close` is a hint that nothing depends on: it is not kept.
+        A `close` is a hint that nothing depends on: it is not kept. A record of another that there
+        is no room for is counted and passed over: who brings it has only forwarded it.
 
         Raises:
             StorageFullError: the disk is full; the record must not be sent.
         """
         if isinstance(signed.record, Close):
             return True
-        if signed.record_id in self._height_of or signed.record_id in self._being_kept:
+        self._forget()
+        if signed.record_id in self._kept or signed.record_id in self._being_kept:
             return False
+        if not is_own:
+            problem = self._known.bounds.problem(signed.record_id, signed.record)
+            if problem:
+                self._turn_away(signed, problem)
+                return False
         self._being_kept.add(signed.record_id)
         try:
-            await trio.to_thread.run_sync(self._append, signed, is_own)
+            async with self._writing:
+                await trio.to_thread.run_sync(self._write, signed, is_own)
         finally:
             self._being_kept.discard(signed.record_id)
-        self._height_of[signed.record_id] = signed.record.round_index
+        self._kept.add(signed.record_id, signed.record.round_index)
+        self._turned_away.discard(signed.record_id)
         return True
 
-    def _append(self, signed: SignedRecord, is_own: bool) -> None:
+    def _turn_away(self, signed: SignedRecord, problem: str) -> None:
+        self._known.bounds.turned_away[problem] += 1
+        self._tell_what_was_turned_away()
+        self._note_turned_away(signed.record_id, signed.record.round_index)
+
+    def _note_turned_away(self, record_id: str, height: int) -> None:
+        if record_id not in self._turned_away:
+            self._turned_away.add(record_id, height)
+            self._recently.append(record_id)
+            if len(self._recently) > MAX_TURNED_AWAY:
+                self._turned_away.discard(self._recently.popleft())
+
+    def _forget(self) -> None:
+        """Take out of the index what the member has no room for any more; the disk follows."""
+        for record_id in self._known.bounds.take_forgotten():
+            if record_id in self._kept:
+                self._note_turned_away(record_id, self._kept[record_id])
+                self._kept.discard(record_id)
+                self._to_delete.append(record_id)
+
+    def _tell_what_was_turned_away(self) -> None:
+        """Log each kind the first time, and again when there are ten times as many."""
+        for problem, count in self._known.bounds.turned_away.items():
+            if count >= 10 * self._told[problem]:
+                log.warning("records=%d turned away: %s", count, problem)
+                self._told[problem] = count
+
+    def _write(self, signed: SignedRecord, is_own: bool) -> None:
+        deleted = tuple(self._to_delete)
+        self._log.forget(deleted)
+        del self._to_delete[: len(deleted)]
         self._log.append(
             signed.record_id,
             signed.envelope,
@@ -117,21 +180,39 @@ class RecordBook:
 
     def __len__(self) -> int:
         """Count the records that are kept."""
-        return len(self._height_of)
+        return len(self._kept)
 
     def has(self, record_id: str) -> bool:
         """Return whether this record is kept."""
-        return record_id in self._height_of
+        self._forget()
+        return record_id in self._kept
 
-    def ids_from(self, height: int) -> list[str]:
-        """Return the ids of records at `height` or above, the highest first."""
-        chosen = [i for i, h in self._height_of.items() if h >= height]
-        return sorted(chosen, key=lambda i: -self._height_of[i])
+    def was_turned_away(self, record_id: str) -> bool:
+        """Return whether there was no room for this record lately."""
+        return record_id in self._turned_away
+
+    def height_of(self, record_id: str) -> int:
+        """Return the height of a record that is kept."""
+        return self._kept[record_id]
+
+    def ids_from(self, height: int) -> Iterator[str]:
+        """Yield the ids of records at `height` or above, the highest first."""
+        self._forget()
+        return self._kept.falling(height)
+
+    def ids_rising_from(self, height: int) -> Iterator[str]:
+        """Yield the ids of records at `height` or above, the lowest first."""
+        self._forget()
+        return self._kept.rising(height)
+
+    def ids_turned_away_from(self, height: int) -> Iterator[str]:
+        """Yield the ids of records lately turned away, the highest first."""
+        return self._turned_away.falling(height)
 
     async def page_of(
         self, record_ids: Iterable[str], most_bytes: int
     ) -> tuple[tuple[bytes, ...], bool]:
-        """Return the envelopes of those that are kept, by height, the lowest first.
+        """Return the envelopes of those that are kept, in the order given.
 
         Args:
             record_ids: which; unknown ones are left out.
@@ -140,16 +221,17 @@ class RecordBook:
         Returns:
             The envelopes, and whether some are left.
         """
-        wanted = sorted(
-            (i for i in record_ids if i in self._height_of), key=lambda i: self._height_of[i]
-        )
+        wanted = [i for i in record_ids if i in self._kept]
         return await trio.to_thread.run_sync(self._read_page, wanted, most_bytes)
 
     def _read_page(self, wanted: list[str], most_bytes: int) -> tuple[tuple[bytes, ...], bool]:
         page: list[bytes] = []
         size_bytes = 0
         for record_id in wanted:
-            envelope = self._log.get(record_id)
+            try:
+                envelope = self._log.get(record_id)
+            except KeyError:
+                continue  # forgotten since
             size_bytes += len(envelope)
             if page and size_bytes > most_bytes:
                 return tuple(page), True

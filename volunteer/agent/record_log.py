@@ -1,15 +1,16 @@
-"""The signed records of one run's module, and facts about own work, on the disk for good.
+"""The signed records of one run's module, and facts about own work, on the disk.
 
 Runs in: agent. SQLite; any thread. One file a module, so run and module are not repeated here.
 
 A vote that is forgotten may be given twice, and that is proof of lying (ROUNDS.md rules 24, 26).
-So a record is durable before `append` returns, and a damaged file is never replaced silently.
+So a record is durable before `append` returns, a damaged file is never replaced silently, and what
+this member signed is never taken out. Of others' records, those go that there is no room for.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +46,7 @@ _T = TypeVar("_T")
 
 
 class RecordLog:
-    """An append-only list of envelopes, found by id and height."""
+    """A list of envelopes in the order in which they came, found by id and height."""
 
     def __init__(self, file: Path) -> None:
         """Open `file`, or create it in its folder, which must exist.
@@ -87,6 +88,22 @@ class RecordLog:
                 row,
             )
         )
+
+    def forget(self, record_ids: Iterable[str]) -> None:
+        """Take records of others out, in one transaction; their pages are used again.
+
+        Own ones stay, and what is not there is passed over.
+
+        Raises:
+            StorageFullError: the disk is full; all of them are still there.
+        """
+        rows = [(record_id,) for record_id in record_ids]
+        if rows:
+            self._run(
+                lambda connection: connection.executemany(
+                    "DELETE FROM records WHERE record_id = ? AND is_own = 0", rows
+                )
+            )
 
     def all(self) -> Iterator[bytes]:
         """Yield every envelope in the order of the first `append`, checked against its id.

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
 from volunteer.rounds.chain import ChainFacts, active_at
+from volunteer.rounds.fork_choice import choose_child
 from volunteer.rounds.loose_records import LooseRecords, Standing, Ticket
 from volunteer.rounds.records import Commit, Contribution, Leaving, author_of
 from volunteer.rounds.side_branches import MAX_SIDE_COMMITS, SIDE_SLACK, side_commits_to_forget
@@ -196,11 +197,24 @@ class Bounds:
         chain = known.header_choice.current()
         if len(known.facts) - len(chain) <= self._shed_above:
             return
-        pinned = self._pinned({*chain})
-        for commit_id in side_commits_to_forget(known.facts, known.supporters, chain, pinned):
+        pinned, rival = self._pinned({*chain}), self._founding_rival(chain)
+        for commit_id in side_commits_to_forget(
+            known.facts, known.supporters, chain, pinned, rival
+        ):
             self.turned_away["too many commits beside the chain"] += 1
             self._forget_commit(commit_id)
         self._shed_above = max(MAX_SIDE_COMMITS, len(known.facts) - len(chain)) + SIDE_SLACK
+
+    def _founding_rival(self, chain: list[str]) -> str | None:
+        """Return the first commit of an open run that would be chosen if ours were not there."""
+        known = self.known
+        if known.facts[chain[0]].rosters[1] or len(chain) < 2:
+            return None
+        others = replace(known.headers, may_stand_on=lambda i: self._is_rival(i, chain[1]))
+        return choose_child(others, chain[0])
+
+    def _is_rival(self, commit_id: str, first: str) -> bool:
+        return commit_id != first and commit_id not in self.known.refused
 
     def _pinned(self, chain: set[str]) -> set[str]:
         known = self.known

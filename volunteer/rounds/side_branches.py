@@ -25,17 +25,15 @@ class _Branch:
     fork: ChainFacts
     commits: list[ChainFacts] = field(default_factory=list)
     support: set[str] = field(default_factory=set)
-    num_authors: int = 0
-    certified_height: int = 0
 
     @property
-    def is_founding(self) -> bool:
-        """Whether it leaves the best chain where nobody is a member yet."""
-        return not self.fork.rosters[1]
+    def root(self) -> str:
+        """The commit with which it leaves the best chain."""
+        return self.commits[0].commit_id
 
     def order(self) -> tuple[int, int, str]:
         """Return what goes first: little support, an old fork, then by hash."""
-        return (len(self.support), self.fork.height, self.commits[0].commit_id)
+        return (len(self.support), self.fork.height, self.root)
 
 
 def side_commits_to_forget(
@@ -43,20 +41,22 @@ def side_commits_to_forget(
     supporters: Mapping[str, Set[str]],
     chain: Sequence[str],
     pinned: Set[str],
+    rival: str | None,
     limit: int = MAX_SIDE_COMMITS,
 ) -> list[str]:
     """Return the commits beside `chain` to forget, so that at most `limit` are left.
 
     Of two groups that founded an open run apart, each needs to see the whole chain of the other to
-    choose, since nobody is a member at the genesis. So the best branch from there is not counted,
-    up to `limit` heights more than `chain` has.
+    choose, since nobody is a member at the genesis. So the best branch from there, the rival, is
+    not counted, up to `limit` heights more than `chain` has.
 
     Args:
         facts: of all valid commits.
         supporters: commit -> authors of contributions known that are based on it.
         chain: the best chain, by height.
         pinned: commits that are kept, their ancestors among them.
-        limit: how many are kept besides `chain`, `pinned` and that best branch.
+        rival: the lowest commit of the rival, if there is one.
+        limit: how many are kept besides `chain`, `pinned` and the rival.
 
     Returns:
         Commit ids, each after all that builds on it.
@@ -64,18 +64,16 @@ def side_commits_to_forget(
     Cost: O(commits).
     """
     branches = _branches(facts, supporters, {*chain, *pinned})
-    rival = max(
-        (b for b in branches if b.is_founding),
-        key=lambda b: (b.num_authors, b.certified_height, b.commits[0].commit_id),
-        default=None,
-    )
     going: list[str] = []
-    if rival is not None:
-        branches.remove(rival)
-        most = len(chain) + limit
-        going += [c.commit_id for c in rival.commits[::-1] if c.height > most]
-    num_over = sum(len(branch.commits) for branch in branches) - limit
-    for branch in sorted(branches, key=_Branch.order):
+    counted = []
+    for branch in branches:
+        if branch.root == rival:
+            most = len(chain) + limit
+            going += [c.commit_id for c in branch.commits[::-1] if c.height > most]
+        else:
+            counted.append(branch)
+    num_over = sum(len(branch.commits) for branch in counted) - limit
+    for branch in sorted(counted, key=_Branch.order):
         num_going = max(0, min(num_over, len(branch.commits)))
         going += [c.commit_id for c in branch.commits[::-1][:num_going]]
         num_over -= num_going
@@ -97,6 +95,4 @@ def _branches(
         branch.commits.append(commit)
         members = branch.fork.rosters[0] | branch.fork.rosters[1]
         branch.support |= members.intersection(supporters.get(commit.commit_id, ()))
-        branch.num_authors = max(branch.num_authors, len(commit.times_listed))
-        branch.certified_height = max(branch.certified_height, commit.certified_height)
     return branches

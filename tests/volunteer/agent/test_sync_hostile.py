@@ -147,7 +147,8 @@ def test_a_huge_list_of_what_a_stranger_has_costs_one_page(neighbours: list[Neig
 
 def test_own_requests_are_within_the_bounds(neighbours: list[Neighbour]) -> None:
     one, _ = neighbours
-    one.member.book._height_of.update({hash_of(str(i)): i for i in range(MAX_HAVE + 50)})
+    for height in range(MAX_HAVE + 50):
+        one.member.book._kept.add(hash_of(str(height)), height)
     message = parse_sync_message(one.pages.request(0))
     assert isinstance(message, SyncRequest)
     assert len(message.have) == MAX_HAVE
