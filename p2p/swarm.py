@@ -51,6 +51,8 @@ class Swarm(BlobExchange):
     def __init__(self, identity: Identity, config: SwarmConfig) -> None:
         self.peer_id = identity.peer_id
         """Our own peer id."""
+        self.protocol = config.protocol
+        """The version that we speak: major, minor."""
         self._tally = Tally()
         if config.preferred_port is not None and not 1 <= config.preferred_port <= 65535:
             raise AddressError(f"{config.preferred_port} is no port")

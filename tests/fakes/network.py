@@ -45,6 +45,7 @@ class FakeSwarm:
     remembered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     banned: dict[str, str] = field(default_factory=dict)
     differing: dict[str, PeerVersion] = field(default_factory=dict)
+    protocol: tuple[int, int] = (1, 0)
     store: BlobStore | None = None
     on_publish: Callable[[str, bytes], None] = lambda topic, payload: None
     _respond: dict[str, Respond] = field(default_factory=dict)

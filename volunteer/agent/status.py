@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import msgspec
 
 from p2p.swarm import Swarm
-from p2p.swarm_types import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from volunteer.agent.aggregator_service import AggregatorService
 from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.clock import now_s, now_utc
@@ -130,7 +129,7 @@ class StatusSource:
             tokens_confirmed=self.keeper.tokens_confirmed,
             tokens_since_contribution=view.tokens_since_contribution,
             bytes_by_purpose=self.traffic.by_purpose(),
-            protocol=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
+            protocol="{}.{}".format(*self.swarm.protocol),
             differing_peers=self._differing_peers(),
             alarm="" if machine.alarm is None else f"final {machine.alarm[0]} was contradicted",
         )

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import trio
 
+from p2p.swarm_types import PeerVersion
 from tests.fakes.members import RUN_ID, rules
 from tests.fakes.network import FakeNetwork
 from volunteer.agent.exchange import Heard
@@ -58,6 +59,7 @@ class Facts:
     aggregator_pid: int | None = 12
     has_tip: bool = True
     heard: dict[str, Heard] = field(default_factory=dict)
+    differing: dict[str, PeerVersion] = field(default_factory=dict)
 
 
 def source(facts: Facts) -> StatusSource:
@@ -66,6 +68,7 @@ def source(facts: Facts) -> StatusSource:
     machine.alarm = ("final", "other") if facts.has_alarm else None
     network = FakeNetwork()
     network.join("other")
+    network.join("me").differing = facts.differing
     parts = SimpleNamespace(
         driver=SimpleNamespace(
             machine=machine,
@@ -89,7 +92,7 @@ def source(facts: Facts) -> StatusSource:
     )
     return StatusSource(
         spec=load_builtin_run("demo"),
-        swarm=network.join("me").as_swarm,
+        swarm=network.swarms["me"].as_swarm,
         is_stopping=facts.is_stopping,
         **{name: cast("Any", part) for name, part in vars(parts).items()},
     )
@@ -186,6 +189,19 @@ def test_peers_are_the_connected_ones_with_what_they_said() -> None:
     assert [(p.peer_id, p.round_index, p.tokens_per_s) for p in told] == [("other", 5, 30.0)]
     assert told[0].rtt_ms == pytest.approx(10.0)
     assert isinstance(told[0], PeerStatus)
+
+
+def test_the_status_counts_who_of_the_run_speaks_another_protocol() -> None:
+    alone = source(Facts()).status()
+    assert (alone.protocol, alone.differing_peers) == ("1.0", {})
+    differing = {
+        "a": PeerVersion(2, 0, "new"),
+        "b": PeerVersion(2, 3, ""),
+        "c": PeerVersion(3, 0, ""),
+    }
+    status = source(Facts(differing=differing)).status()
+    assert status.differing_peers == {2: 2, 3: 1}
+    assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
 
 
 # ------------------------------------------------------------------------------------ verbs
