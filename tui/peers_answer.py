@@ -32,11 +32,15 @@ def protocol_note(status: Status) -> str:
     if not status.differing_peers:
         return ""
     own = status.protocol.partition(".")[0]
-    counts = sorted(status.differing_peers.items(), reverse=True)
+    counts = sorted(status.differing_peers.items(), key=lambda one: _number(one[0]), reverse=True)
     who = " and ".join(_speaks(num_peers, major) for major, num_peers in counts)
-    is_newer = own.isdecimal() and counts[0][0] > int(own)
+    is_newer = _number(counts[0][0]) > _number(own)
     return f"{who}, this is {own}: {UPDATE if is_newer else 'they have to be updated'}."
 
 
-def _speaks(num_peers: int, major: int) -> str:
+def _number(major: str) -> int:
+    return int(major) if major.isascii() and major.isdecimal() else 0
+
+
+def _speaks(num_peers: int, major: str) -> str:
     return f"{num_peers} {'peer speaks' if num_peers == 1 else 'peers speak'} protocol {major}"

@@ -55,7 +55,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Set when the round protocol had to stop (ROUNDS.md rule 18)."""
     protocol: str = ""
     """What this agent speaks: major.minor."""
-    differing_peers: dict[int, int] = msgspec.field(default_factory=dict)
+    differing_peers: dict[str, int] = msgspec.field(default_factory=dict)
     """Another major version -> how many peers of this run, heard within the hour, speak it. They
     cannot work with this agent, and are not kept connected."""
 

@@ -14,27 +14,27 @@ from tui.widgets.rows import Text
 from volunteer.locations import Locations
 
 NOTE = f"2 peers speak protocol 2, this is 1: {UPDATE}."
-LONELY = make_status(protocol="1.0", differing_peers={2: 2}, num_peers=0)
+LONELY = make_status(protocol="1.0", differing_peers={"2": 2}, num_peers=0)
 
 
 @pytest.mark.parametrize(
     ("differing", "words"),
     [
         ({}, ""),
-        ({2: 2}, f"2 peers speak protocol 2, this is 1: {UPDATE}."),
-        ({3: 1}, f"1 peer speaks protocol 3, this is 1: {UPDATE}."),
+        ({"2": 2}, f"2 peers speak protocol 2, this is 1: {UPDATE}."),
+        ({"3": 1}, f"1 peer speaks protocol 3, this is 1: {UPDATE}."),
         (
-            {2: 1, 3: 4},
-            f"4 peers speak protocol 3 and 1 peer speaks protocol 2, this is 1: {UPDATE}.",
+            {"2": 1, "10": 4},
+            f"4 peers speak protocol 10 and 1 peer speaks protocol 2, this is 1: {UPDATE}.",
         ),
     ],
 )
-def test_newer_peers_ask_for_an_update(differing: dict[int, int], words: str) -> None:
+def test_newer_peers_ask_for_an_update(differing: dict[str, int], words: str) -> None:
     assert protocol_note(make_status(protocol="1.0", differing_peers=differing)) == words
 
 
 def test_older_peers_have_to_be_updated_themselves() -> None:
-    note = protocol_note(make_status(protocol="2.4", differing_peers={1: 2}))
+    note = protocol_note(make_status(protocol="2.4", differing_peers={"1": 2}))
     assert note == "2 peers speak protocol 1, this is 2: they have to be updated."
 
 

@@ -134,9 +134,10 @@ class StatusSource:
             alarm="" if machine.alarm is None else f"final {machine.alarm[0]} was contradicted",
         )
 
-    def _differing_peers(self) -> dict[int, int]:
+    def _differing_peers(self) -> dict[str, int]:
         versions = self.swarm.differing_peers().values()
-        return dict(sorted(Counter(version.major for version in versions).items()))
+        counts = Counter(version.major for version in versions)
+        return {str(major): counts[major] for major in sorted(counts)}
 
     def with_steps_since_snapshot(self, kept: Stats) -> Stats:
         """Return the ledger's figures with what the trainer has done since its last snapshot."""
