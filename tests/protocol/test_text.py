@@ -57,6 +57,9 @@ SENTENCES = {
     "have": f"at most {wire.MAX_HAVE:,} ids",
     "want": f"at most {wire.MAX_WANT} ids",
     "page": f"up to {wire.PAGE_BYTES:,} bytes of envelopes",
+    "sync rate": f"exceeds {sync_pages.PEER_BYTES_PER_S:,} bytes a second after a burst of "
+    f"{sync_pages.PEER_BURST_BYTES:,} (of envelopes, both ways, and "
+    f"{sync_pages.REQUEST_COST_BYTES:,} a request)",
     "overlap": f"begins {sync_pages.OVERLAP_HEIGHTS} heights below",
     "recent": f"`seen(C)[a] > h(C) - {chain.RECENT_COMMITS}`",
     "outsiders": f"modulo {chain.OUTSIDER_RANKS}.",
