@@ -63,6 +63,7 @@ class BlobExchange(ABC):
         purpose: str,
         deadline_s: float,
         stall_s: float = math.inf,
+        gone_s: float = math.inf,
         priority: Priority = Priority.URGENT,
     ) -> None:
         """Bring a blob into `store`; done at once where it is there.
@@ -75,6 +76,7 @@ class BlobExchange(ABC):
             purpose: What the bytes are accounted under.
             deadline_s: Seconds from now after which it is given up.
             stall_s: Seconds without a new chunk after which it is.
+            gone_s: The same while every provider says that it does not have it.
             priority: Bulk yields to urgent fetches, and what is served in bulk does too.
 
         Raises:
@@ -94,6 +96,7 @@ class BlobExchange(ABC):
             purpose=purpose,
             deadline_s=deadline_s,
             stall_s=stall_s,
+            gone_s=gone_s,
             priority=priority,
         )
 

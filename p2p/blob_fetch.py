@@ -24,6 +24,7 @@ from p2p.conduct import Misdeed
 from p2p.contain import contain
 from p2p.errors import (
     BlobCorruptError,
+    BlobNotServedError,
     BlobStoreFullError,
     BlobUnavailableError,
     FramingError,
@@ -67,6 +68,7 @@ class _Terms:
     purpose: str
     max_bytes: int
     stall_s: float
+    gone_s: float
     priority: Priority
 
 
@@ -105,6 +107,7 @@ class _Download:
         self._changed = trio.Event()
         self._workers: set[str] = set()
         self._liars: set[str] = set()
+        self._lacking: set[str] = set()
         self._failures: dict[str, int] = {}
         self._ask_again_at: dict[str, float] = {}
 
@@ -172,19 +175,25 @@ class _Download:
     async def _start_workers(self, nursery: trio.Nursery) -> None:
         while True:
             now = trio.current_time()
-            if now - self._progress_at > self.terms.stall_s:
-                self._fail(
-                    BlobUnavailableError(
-                        f"nobody gave a chunk of blob {self.blob_id} for {self.terms.stall_s:g} s"
-                    )
-                )
-            for peer_id in self._candidates():
+            candidates = self._candidates()
+            self._give_up_if_hopeless(candidates, now)
+            for peer_id in candidates:
                 is_due = self._ask_again_at.get(peer_id, 0.0) <= now
                 if is_due and peer_id not in self._workers and len(self._workers) < MAX_PROVIDERS:
                     self._workers.add(peer_id)
                     nursery.start_soon(self._work, peer_id)
             with trio.move_on_after(REASK_EVERY_S):
                 await self._changed.wait()
+
+    def _give_up_if_hopeless(self, candidates: Sequence[str], now: float) -> None:
+        stalled_s = now - self._progress_at
+        reason = ""
+        if stalled_s > self.terms.stall_s:
+            reason = f"nobody gave a chunk of blob {self.blob_id} for {stalled_s:.0f} s"
+        elif candidates and stalled_s > self.terms.gone_s and self._lacking.issuperset(candidates):
+            reason = f"none of {len(candidates)} peers has blob {self.blob_id}"
+        if reason:
+            self._fail(BlobUnavailableError(reason))
 
     def _candidates(self) -> list[str]:
         found: dict[str, None] = {}
@@ -204,7 +213,9 @@ class _Download:
             self._note_misdeed(peer_id, Misdeed.WRONG_CHUNK)
         except BlobStoreFullError as error:
             self._fail(error)
-        except _PEER_FAILED:
+        except _PEER_FAILED as error:
+            if isinstance(error, BlobNotServedError):
+                self._lacking.add(peer_id)
             failures = self._failures[peer_id] = self._failures.get(peer_id, 0) + 1
             pause_s = min(MAX_PAUSE_S, PAUSE_S * 2 ** (failures - 1))
             self._ask_again_at[peer_id] = trio.current_time() + pause_s
@@ -254,6 +265,7 @@ class _Download:
                 chunk = await client.read_chunk(partial.size_bytes, asked[0])
                 await self._keep(partial, asked[0], chunk)
                 self._failures.pop(peer_id, None)
+                self._lacking.discard(peer_id)
                 self._plan.end(asked.popleft())
                 self._lane.leave()
         finally:
@@ -316,10 +328,17 @@ class BlobFetcher:
         purpose: str,
         deadline_s: float,
         stall_s: float,
+        gone_s: float,
         priority: Priority,
     ) -> None:
         """Bring a blob into `store`; see Swarm.fetch_blob."""
-        terms = _Terms(purpose=purpose, max_bytes=max_bytes, stall_s=stall_s, priority=priority)
+        terms = _Terms(
+            purpose=purpose,
+            max_bytes=max_bytes,
+            stall_s=stall_s,
+            gone_s=gone_s,
+            priority=priority,
+        )
         with trio.move_on_after(deadline_s):
             while not store.has(blob_id):
                 await self._take_part(nursery, blob_id, providers, store, terms)

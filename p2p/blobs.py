@@ -16,6 +16,7 @@ from p2p.blob_hashes import chunk_size_bytes, num_chunks_of
 from p2p.blobstore import BlobStore
 from p2p.errors import (
     BlobCorruptError,
+    BlobNotServedError,
     BlobUnavailableError,
     FramingError,
     RequestRefusedError,
@@ -216,11 +217,15 @@ class BlobClient:
         """Read one answer.
 
         Raises:
-            RequestRefusedError: The peer does not have it, or reset the stream.
+            BlobNotServedError: The peer does not have it.
+            RequestRefusedError: The peer has no time, or reset the stream.
             FramingError: The answer is malformed or too large.
             trio.TooSlowError: No byte came for 20 s.
         """
-        if await read_status(self._read_some) is not Status.OK:
+        status = await read_status(self._read_some)
+        if status is Status.REFUSED:
+            raise BlobNotServedError(await read_reason(self._read_some))
+        if status is not Status.OK:
             raise RequestRefusedError(await read_reason(self._read_some))
         return await read_frame(self._read_some, max_bytes=max_bytes)
 

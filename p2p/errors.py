@@ -68,6 +68,10 @@ class RequestRefusedError(P2PError):
     """The peer answered, and refused."""
 
 
+class BlobNotServedError(RequestRefusedError):
+    """The peer does not have the blob, or does not give it."""
+
+
 class BlobUnavailableError(P2PError):
     """Nobody delivered the blob."""
 

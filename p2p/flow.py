@@ -24,6 +24,7 @@ QUIET_S: Final = 1.0  # without an urgent byte: bulk need not yield; 64 KiB at 6
 BULK_SHARE: Final = 0.1  # of the urgent bytes, while those move
 BULK_FLOOR_BYTES_PER_S: Final = 16 << 10
 MAX_BULK_CREDIT_BYTES: Final = 128 << 10  # two pieces
+MIN_WAIT_S: Final = 0.001  # shorter ones are lost in rounding
 LOOK_EVERY_S: Final = 0.05  # while bulk yields
 MIN_READ_BYTES: Final = 8 << 10  # of one socket at a time, where downloads are limited
 READS_PER_S: Final = 8  # so that one socket's piece delays the others by no more than 1/8 s
@@ -146,7 +147,7 @@ class Flow:
     async def wait_to_read(self) -> None:
         """Wait until the limit of downloads lets a socket be read."""
         while (wait_s := self.download.wait_s(trio.current_time())) > 0.0:  # noqa: ASYNC110 -- time
-            await trio.sleep(wait_s)  # noqa: TID251 -- the rate
+            await trio.sleep(max(wait_s, MIN_WAIT_S))  # noqa: TID251 -- the rate
 
     def max_read_bytes(self, most: int) -> int:
         """Say how much of a socket to read at a time."""
@@ -162,7 +163,7 @@ class Flow:
         try:
             async with self._queues[priority]:
                 while (wait_s := self._send_wait_s(priority)) > 0.0:  # noqa: ASYNC110 -- time
-                    await trio.sleep(wait_s)  # noqa: TID251 -- the rate
+                    await trio.sleep(max(wait_s, MIN_WAIT_S))  # noqa: TID251 -- the rate
                 self.upload.prepay(num_bytes, trio.current_time())
         finally:
             self._sending.num_urgent_waiting -= is_urgent

@@ -9,6 +9,19 @@ from __future__ import annotations
 import msgspec
 
 
+class CatchUp(msgspec.Struct, frozen=True, kw_only=True):
+    """A shared state on its way to this machine."""
+
+    round_index: int
+    """Height of the commit whose state it is."""
+    held_bytes: int
+    """On this disk and checked."""
+    total_bytes: int
+    bytes_per_s: float
+    num_peers: int
+    """Peers that are giving it now."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """`allmende status --json`: fields may be added, never renamed; units are in the names."""
 
@@ -51,6 +64,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     tokens_since_contribution: int = 0
     bytes_by_purpose: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     """As in `Stats`, since this agent started."""
+    catch_up: CatchUp | None = None
+    """How far the fetch of the swarm's shared weights is; None while none is fetched."""
     alarm: str = ""
     """Set when the round protocol had to stop (ROUNDS.md rule 18)."""
     protocol: str = ""

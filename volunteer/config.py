@@ -23,6 +23,8 @@ from p2p.errors import AddressError
 from volunteer.errors import ConfigError
 
 MAX_CONFIG_BYTES = 64 * 1024
+MIN_RATE_BYTES_PER_S = 64 * 1024
+"""Below it a frame of libp2p would take longer than its peers wait for it."""
 _GIB = 1024**3
 
 
@@ -51,6 +53,12 @@ class Config:
     dht: bool = True
     """Whether to look for members of the run, and to be found, through the peers one is connected
     to. Default true: who knows one member then finds the others."""
+    upload_bytes_per_s: int = 0
+    """Bytes a second that all connections together may send: 0 for no limit, or at least 65536.
+    Default 0: what the line can do. The round's own exchange always goes before newcomers."""
+    download_bytes_per_s: int = 0
+    """Bytes a second that all connections together may receive: 0 for no limit, or at least 65536.
+    Default 0: what the line can do."""
     disk_min_free_bytes: int = 2 * _GIB
     """Bytes of disk that are always left free, at least 64 MiB; below, contributing pauses.
     Default 2 GiB: a checkpoint of a small model many times over, and room for the desktop."""
@@ -179,6 +187,13 @@ def _number_rule(least: float, most: float, *, is_whole: bool) -> Callable[[obje
     return problem
 
 
+def _rate_problem(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value == 0:
+        return ""
+    problem = _number_rule(MIN_RATE_BYTES_PER_S, 2**40, is_whole=True)(value)
+    return f"{problem} (0: no limit)" if problem else ""
+
+
 def _bool_problem(value: object) -> str:
     return "" if isinstance(value, bool) else f"must be true or false, not {_shown(value)}"
 
@@ -209,6 +224,8 @@ _RULES: dict[str, Callable[[object], str]] = {
     "bootstrap": _addresses_rule(parse_peer_address, "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW..."),
     "mdns": _bool_problem,
     "dht": _bool_problem,
+    "upload_bytes_per_s": _rate_problem,
+    "download_bytes_per_s": _rate_problem,
     "disk_min_free_bytes": _number_rule(64 * 1024**2, 2**50, is_whole=True),
     "pause_on_battery": _bool_problem,
 }

@@ -213,7 +213,14 @@ class EvaluateState(_Message, frozen=True, kw_only=True, tag="evaluate_state"):
     state_hash: str
 
 
-AggregatorCommand = BuildGenesis | ValidateBlob | ApplyCommit | EvaluateState
+class VerifyState(_Message, frozen=True, kw_only=True, tag="verify_state"):
+    """Check that a state's file is what its hash says, and a state of this run (StateVerified)."""
+
+    request_id: int
+    state_hash: str
+
+
+AggregatorCommand = BuildGenesis | ValidateBlob | ApplyCommit | EvaluateState | VerifyState
 
 
 class AggregatorStarted(_Message, frozen=True, kw_only=True, tag="started"):
@@ -258,6 +265,13 @@ class StateEvaluated(_Message, frozen=True, kw_only=True, tag="state_evaluated")
     held_out_loss: float
 
 
+class StateVerified(_Message, frozen=True, kw_only=True, tag="state_verified"):
+    """The state is here, whole, of this run's shape and finite."""
+
+    request_id: int
+    state_hash: str
+
+
 class AggregatorFailed(_Message, frozen=True, kw_only=True, tag="failed"):
     """One request could not be answered; the process goes on."""
 
@@ -267,7 +281,14 @@ class AggregatorFailed(_Message, frozen=True, kw_only=True, tag="failed"):
     hint: str
 
 
-AggregatorEvent = AggregatorStarted | StateBuilt | BlobValidated | StateEvaluated | AggregatorFailed
+AggregatorEvent = (
+    AggregatorStarted
+    | StateBuilt
+    | BlobValidated
+    | StateEvaluated
+    | StateVerified
+    | AggregatorFailed
+)
 
 # ------------------------------------------------------------------------------------ sampler
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -10,8 +11,9 @@ import trio
 
 from p2p.blobstore import BlobStore
 from p2p.errors import BlobUnavailableError, PeerUnreachableError, RequestRefusedError
+from p2p.flow import Priority
 from p2p.swarm import PeerView, Swarm
-from p2p.swarm_types import PeerVersion
+from p2p.swarm_types import DownloadView, PeerVersion
 
 Respond = Callable[[str, bytes], Awaitable[bytes]]
 Accept = Callable[[str, bytes], Awaitable[bool]]
@@ -47,6 +49,8 @@ class FakeSwarm:
     differing: dict[str, PeerVersion] = field(default_factory=dict)
     protocol: tuple[int, int] = (1, 0)
     store: BlobStore | None = None
+    fetched: dict[str, Priority] = field(default_factory=dict)
+    """What was asked for, and how."""
     on_publish: Callable[[str, bytes], None] = lambda topic, payload: None
     _respond: dict[str, Respond] = field(default_factory=dict)
     _topics: dict[str, tuple[Accept, OnMessage]] = field(default_factory=dict)
@@ -63,6 +67,9 @@ class FakeSwarm:
             for peer in self.network.swarms
             if peer != self.peer_id and peer not in self.banned
         )
+
+    def downloads(self) -> tuple[DownloadView, ...]:
+        return ()
 
     def differing_peers(self) -> dict[str, PeerVersion]:
         return self.differing
@@ -142,7 +149,11 @@ class FakeSwarm:
         store: BlobStore,
         purpose: str,
         deadline_s: float,
+        stall_s: float = math.inf,
+        gone_s: float = math.inf,
+        priority: Priority = Priority.URGENT,
     ) -> None:
+        self.fetched[blob_id] = priority
         await trio.lowlevel.checkpoint()
         for peer in () if self.network.is_cut else providers():
             swarm = self.network.swarms.get(peer)

@@ -50,10 +50,12 @@ from volunteer.messages import (
     Rebased,
     StateBuilt,
     StateEvaluated,
+    StateVerified,
     Stepped,
     TrainerCommand,
     TrainerStarted,
     ValidateBlob,
+    VerifyState,
 )
 from volunteer.rounds import events as ev
 from volunteer.rounds.machine import Machine
@@ -124,6 +126,8 @@ class FakeAggregator:
                 return self._built(applied(parent, [w.blob_id for w in listed]), outcomes)
             case EvaluateState(state_hash=state_hash):
                 return StateEvaluated(request_id=1, state_hash=state_hash, held_out_loss=2.0)
+            case VerifyState(state_hash=state_hash):
+                return StateVerified(request_id=1, state_hash=state_hash)
 
     def _verdict(self, contribution_id: str) -> str:
         default = "against all others" if self.is_against(contribution_id) else ""
@@ -161,17 +165,19 @@ class FakeTrainer:
     is_deaf: bool = False
     """Takes commands and never answers."""
     has_work: bool = True
+    is_placed: bool = False
     commands: list[TrainerCommand] = field(default_factory=list)
 
     def send(self, command: TrainerCommand) -> bool:
         if self.is_up:
             self.commands.append(command)
+            self.is_placed |= isinstance(command, Rebase)
             if not self.is_deaf:
                 self.nursery.start_soon(self._obey, command)
         return self.is_up
 
     async def start(self) -> None:
-        self.is_up = True
+        self.is_up, self.is_placed = True, False
         await self.driver.on_trainer_event(
             TrainerStarted(
                 device="cpu",

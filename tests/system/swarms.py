@@ -78,12 +78,14 @@ class NodeAgent(RealAgent):
 
     node: Node = field(kw_only=True)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list, kw_only=True)
+    program: Sequence[str] = field(default=("volunteer.agent",), kw_only=True)
+    """The module to run, and what comes before the flags: a test's own may misbehave."""
 
     def spawn(self, *flags: str) -> None:
         """Start the agent, without waiting until it answers."""
         locations = self.locations
         locations.prepare()
-        command = [sys.executable, "-P", "-m", "volunteer.agent", *self.flags, *flags]
+        command = [sys.executable, "-P", "-m", *self.program, *self.flags, *flags]
         with (locations.log_dir / "agent.log").open("ab") as log_file:
             process = subprocess.Popen(
                 self.node.argv(*command),

@@ -31,6 +31,7 @@ from volunteer.agent.network_memory import (
 )
 from volunteer.agent.peer_memory import PeerMemory
 from volunteer.agent.policy_task import PolicyTask
+from volunteer.agent.priority import priority_of
 from volunteer.agent.record_book import RecordBook
 from volunteer.agent.record_log import RecordLog
 from volunteer.agent.sampling import Sampler
@@ -139,7 +140,9 @@ class Agent:
         keeper.steps_elsewhere = done.inner_steps - totals[1]
         for peer_id, addrs in memory.load().items():
             swarm.remember(peer_id, addrs)
-        swarm.serve_blobs(store, lambda blob_id: True, traffic.purpose_of)
+        swarm.serve_blobs(
+            store, lambda blob_id: True, traffic.purpose_of, lambda i: priority_of(machine, i)
+        )
         swarm.on_peer_connected(lambda peer: exchange.sync_soon())
         stopping = trio.Event()
         sampler = Sampler(run_dir, DENSE_MODULE, self.locations.log_dir / "sampler.log")
@@ -179,6 +182,8 @@ class Agent:
             program=program_name(),
             mdns=self.config.mdns,
             dht=self.config.dht,
+            upload_bytes_per_s=self.config.upload_bytes_per_s,
+            download_bytes_per_s=self.config.download_bytes_per_s,
             banned=bans_of(facts),
         )
 

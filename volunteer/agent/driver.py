@@ -22,7 +22,9 @@ from volunteer.agent.exchange import Exchange
 from volunteer.agent.module_files import ModuleFiles
 from volunteer.agent.record_book import RecordBook, SignedRecord
 from volunteer.agent.record_log import RecordLog
+from volunteer.agent.state_fetch import StateProgress
 from volunteer.agent.timing import ExchangeClock
+from volunteer.agent.trainer_events import encoded_event
 from volunteer.agent.trainer_service import TrainerService
 from volunteer.errors import StorageFullError
 from volunteer.messages import (
@@ -80,7 +82,7 @@ class RoundDriver:
         self._arrived: dict[str, float] = {}
         self.held_out_loss: float | None = None
         self.storage_problem = ""
-        self._moved_to = ""
+        self._moved_to, self._is_rebase_due = "", False
         files.post = self.post
 
     # ------------------------------------------------------------------------------- entry
@@ -117,6 +119,11 @@ class RoundDriver:
         height = machine.known.facts[machine.tip].height if machine.tip else 0
         return machine.known.highest_height >= height + BEHIND_HEIGHTS
 
+    @property
+    def state_progress(self) -> StateProgress | None:
+        """How far the fetch of a state is; None while none is fetched."""
+        return self._files.states.progress()
+
     async def wait_quiet(self) -> None:
         """Wait until every event posted so far has been handled and its records are sent."""
         done = trio.Event()
@@ -142,7 +149,7 @@ class RoundDriver:
         records = await trio.to_thread.run_sync(self._book.load)
         notes = await trio.to_thread.run_sync(lambda: list(self._log.notes()))
         self._keeper.refused.update(
-            _split_reason(text) for kind, text in notes if kind == "refused"
+            text.partition(" ")[::2] for kind, text in notes if kind == "refused"
         )
         dropped = tuple(text for kind, text in notes if kind == "dropped")
         # The machine only remembers until the first tick wakes it up.
@@ -183,6 +190,8 @@ class RoundDriver:
             self._clock.note_exchange(now_s() - self._arrived.pop(event.contribution_id))
         if isinstance(event, ev.StateHeld):
             await self._note("verified", event.commit_id)
+        if isinstance(event, ev.ContributingChanged):
+            self._files.states.set_allowed(event.is_contributing)
         actions = deque(self.machine.handle(event, now_s()))
         self._is_snapshot_known |= isinstance(event, ev.TrainerReady)
         if isinstance(event, ev.Ticked):
@@ -193,6 +202,8 @@ class RoundDriver:
                 actions.extend(await self._publish(action.record))
             else:
                 await self._dispatch(action)
+        if self._is_rebase_due and not self.machine.is_on_its_way:
+            self._send_rebase()
 
     async def _publish(self, record: Record) -> list[ev.Action]:
         signed = self._book.sign(record)
@@ -294,7 +305,9 @@ class RoundDriver:
     def _send_rebase(self) -> None:
         """Tell the trainer where to stand and what to carry, as things are now."""
         machine = self.machine
-        if machine.tip is None:
+        # Steps on a state that the swarm left long ago help nobody: a fresh trainer waits.
+        self._is_rebase_due = machine.is_on_its_way and not self.trainer.is_placed
+        if machine.tip is None or self._is_rebase_due:
             return
         new = new_tokens(machine.own)
         newest = list(machine.own)[-KNOWN_CONTRIBUTIONS:]
@@ -350,14 +363,14 @@ class RoundDriver:
         match event:
             case TrainerStarted(last_contribution=last):
                 if last is not None:
-                    self.post(_encoded(last))
+                    self.post(encoded_event(last))
                 # Only after what the snapshot holds is in the books.
                 self.post(ev.TrainerReady())
             case Stepped(tokens_since_contribution=tokens):
                 self.post(ev.WorkReported(tokens))
             case Encoded():
                 self._encoding = None
-                self.post(_encoded(event))
+                self.post(encoded_event(event))
             case NothingToContribute():
                 self._encoding_failed()
             case SnapshotSaved():
@@ -381,20 +394,3 @@ class RoundDriver:
         self.post(ev.WorkReported(0))
         if base is not None:
             self.post(ev.RequestFailed(base))
-
-
-def _encoded(event: Encoded) -> ev.ContributionEncoded:
-    return ev.ContributionEncoded(
-        base=event.base,
-        blob_id=event.blob_id,
-        blob_bytes=event.blob_bytes,
-        codec=event.codec,
-        codec_version=event.codec_version,
-        tokens=event.tokens,
-        carries=event.carries,
-    )
-
-
-def _split_reason(text: str) -> tuple[str, str]:
-    contribution_id, _, reason = text.partition(" ")
-    return contribution_id, reason

@@ -17,6 +17,7 @@ from volunteer.locations import Locations
 from volunteer.rounds.chain import ChainRules
 from volunteer.rounds.records import DENSE_MODULE, genesis_id
 from volunteer.run import RunSpec, format_run_spec, read_run_spec, signed_bytes, verify_run_spec
+from volunteer.training.layout import num_parameters
 
 DEFAULT_RUN = "commons"
 
@@ -125,4 +126,5 @@ def chain_rules(spec: RunSpec) -> ChainRules:
         quorum_numerator=int(numerator),
         quorum_denominator=int(denominator),
         journal_rounds=spec.rounds.journal_rounds,
+        state_bytes=8 * num_parameters(spec.model),  # fp32 weights and momentum
     )

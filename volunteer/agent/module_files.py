@@ -22,7 +22,9 @@ from volunteer.agent.aggregator_service import (
     AggregatorService,
 )
 from volunteer.agent.listing import listed_works
+from volunteer.agent.priority import priority_of
 from volunteer.agent.record_log import RecordLog
+from volunteer.agent.state_fetch import StateFetch
 from volunteer.errors import StorageFullError
 from volunteer.messages import (
     ApplyCommit,
@@ -43,8 +45,9 @@ from volunteer.run import RunSpec
 from volunteer.training.layout import num_parameters
 
 log = logging.getLogger(__name__)
-FETCH_DEADLINE_S = 60.0
-STATE_DEADLINE_S = 3600.0
+BLOB_DEADLINE_S = 900.0
+BLOB_STALL_S = 60.0
+"""Without a new chunk: nobody has the blob, or nobody has time."""
 RETRY_AFTER_S = 2.0
 GENESIS_AGAIN_S = 60.0
 OWN_BLOB_JOURNALS = 3
@@ -76,9 +79,12 @@ class ModuleFiles:
         self.post: Callable[[ev.Event], None]
         self.nursery: trio.Nursery | None = None
         self.on_refused: Callable[[str, str], None] = lambda contribution_id, reason: None
+        self._blob_fetches: dict[str, tuple[int, trio.CancelScope]] = {}
+        self._failed_states: set[str] = set()
         self._computed: dict[tuple[str, tuple[str, ...]], StateBuilt] = {}
         num = num_parameters(spec.model)
-        self._max_state_bytes = 8 * num + _HEADER_BYTES  # fp32 weights and momentum
+        # fp32 weights and momentum
+        self.states = StateFetch(store, swarm, aggregator, 8 * num + _HEADER_BYTES)
         self._max_blob_bytes = int(spec.codec.bytes_per_parameter * num) + _HEADER_BYTES
 
     # ----------------------------------------------------------------------------- loading
@@ -95,7 +101,16 @@ class ModuleFiles:
                 events.append(ev.StateHeld(commit_id))
                 if not self._store.has(self.state_hash_of(machine, commit_id)):
                     events.append(ev.StateDropped(commit_id))
-        return events
+        return events + self._part_events(machine)
+
+    def _part_events(self, machine: Machine) -> list[ev.Event]:
+        """Return the events that say what fetches of states have left on the disk."""
+        parts = self._store.partial_bytes()
+        return [
+            ev.StatePartHeld(commit_id, parts[commit.state_hash])
+            for commit_id, commit in (machine.known.commits.items() if parts else ())
+            if commit.state_hash in parts
+        ]
 
     async def build_genesis_if_needed(self, machine: Machine) -> None:
         """Make the state of round 0, unless a later one is here."""
@@ -123,14 +138,17 @@ class ModuleFiles:
         assert self.nursery is not None
         match action:
             case ev.FetchBlob(contribution_id, contribution):
-                self.nursery.start_soon(self._fetch_blob, contribution_id, contribution)
+                self.nursery.start_soon(
+                    self._fetch_while_needed, contribution_id, contribution, machine
+                )
             case ev.ComputeState():
                 self.nursery.start_soon(self._compute_state, action, machine)
             case ev.ComputeProposal():
                 self.nursery.start_soon(self._compute_proposal, action, machine)
-            case ev.FetchState(commit_id, _):
-                state_hash = self.state_hash_of(machine, commit_id)
-                self.nursery.start_soon(self._fetch_state, commit_id, state_hash)
+            case ev.FetchState():
+                if action.commit_id not in self._failed_states:  # else both ways are tried
+                    self._leave_blobs_below(machine.known.facts[action.commit_id].height)
+                self.nursery.start_soon(self._fetch_state, action, machine)
             case ev.BanPeer(peer, first, second, reason):
                 log.error("peer=%s banned: %s (%s, %s)", peer, reason, first, second)
                 self._swarm.ban(peer, reason)
@@ -144,7 +162,27 @@ class ModuleFiles:
 
         return providers
 
-    async def _fetch_blob(self, contribution_id: str, contribution: Contribution) -> None:
+    def _leave_blobs_below(self, height: int) -> None:
+        """Stop fetching what is of no use once the state at `height` is here."""
+        for round_index, scope in self._blob_fetches.values():
+            if round_index < height - 1:
+                scope.cancel()
+
+    async def _fetch_while_needed(
+        self, contribution_id: str, contribution: Contribution, machine: Machine
+    ) -> None:
+        with trio.CancelScope() as scope:
+            self._blob_fetches[contribution_id] = (contribution.round_index, scope)
+            try:
+                await self._fetch_blob(contribution_id, contribution, machine)
+            finally:
+                del self._blob_fetches[contribution_id]
+        if scope.cancelled_caught:
+            self.post(ev.RequestFailed(contribution_id))
+
+    async def _fetch_blob(
+        self, contribution_id: str, contribution: Contribution, machine: Machine
+    ) -> None:
         blob_id = contribution.blob_id
         if contribution.blob_bytes > self._max_blob_bytes:
             self.post(ev.BlobRefused(contribution_id, "it is larger than any contribution can be"))
@@ -157,7 +195,9 @@ class ModuleFiles:
                     providers=self._providers(contribution.author),
                     store=self._store,
                     purpose="contributions",
-                    deadline_s=FETCH_DEADLINE_S,
+                    deadline_s=BLOB_DEADLINE_S,
+                    stall_s=BLOB_STALL_S,
+                    priority=priority_of(machine, blob_id),
                 )
             reply = await self._aggregator.ask(
                 lambda i: ValidateBlob(
@@ -232,24 +272,30 @@ class ModuleFiles:
         ids = tuple(one.contribution_id for one in action.listed)
         self.post(ev.ProposalComputed(action.parent, ids, built.state_hash))
 
-    async def _fetch_state(self, commit_id: str, state_hash: str) -> None:
+    async def _fetch_state(self, action: ev.FetchState, machine: Machine) -> None:
+        commit_id = action.commit_id
+        state_hash = self.state_hash_of(machine, commit_id)
+        height = machine.known.facts[commit_id].height
         try:
-            if not self._store.has(state_hash):
-                await self._swarm.fetch_blob(
-                    state_hash,
-                    max_bytes=self._max_state_bytes,
-                    providers=self._providers(""),
-                    store=self._store,
-                    purpose="states",
-                    deadline_s=STATE_DEADLINE_S,
-                )
-            # Evaluating parses it in full: a state of another shape is no state.
-            await self._aggregator.ask(lambda i: EvaluateState(request_id=i, state_hash=state_hash))
+            await self.states.fetch(state_hash, height, self._providers(""))
         except (P2PError, AggregatorLostError, AggregatorRefusedError) as error:
+            self._failed_states.add(commit_id)
+            num_bytes = await trio.to_thread.run_sync(self._what_is_left_of, state_hash)
+            self.post(ev.StatePartHeld(commit_id, num_bytes))
             await self._fail_later(commit_id, error)
             return
         log.info("commit=%s state=%s fetched", commit_id[:12], state_hash[:12])
         self.post(ev.StateHeld(commit_id))
+
+    def _what_is_left_of(self, state_hash: str) -> int:
+        """Delete the state's file if the disk has damaged it; return how much of it is here."""
+        if not self._store.has(state_hash):
+            return self._store.partial_bytes().get(state_hash, 0)
+        if self._store.verify(state_hash):
+            return self._store.size_bytes(state_hash)
+        log.warning("state=%s is damaged on the disk: fetched again", state_hash[:12])
+        self._store.delete(state_hash)
+        return 0
 
     def start_evaluation(
         self, commit_id: str, state_hash: str, on_loss: Callable[[str, float], None]
@@ -282,6 +328,12 @@ class ModuleFiles:
         known = machine.known.contributions.values()
         needed = {*keep, *(c.blob_id for c in known if c.round_index >= oldest)}
         needed |= _needed_own_blobs(machine, oldest - OWN_BLOB_JOURNALS * journal)
+        # What a fetch of a state has left is gone on with after the next start.
+        needed.update(
+            commit.state_hash
+            for commit in machine.known.commits.values()
+            if commit.round_index >= machine.known.highest_height - journal
+        )
         for commit_id in list(machine.known.states):
             if machine.known.facts[commit_id].height >= oldest:
                 needed.add(self.state_hash_of(machine, commit_id))

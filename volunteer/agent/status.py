@@ -18,9 +18,10 @@ from volunteer.agent.clock import now_s, now_utc
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
 from volunteer.agent.policy_task import PolicyTask
+from volunteer.agent.state_fetch import StateProgress
 from volunteer.agent.traffic import TrafficMeter
 from volunteer.agent.trainer_service import TrainerService
-from volunteer.answers import PeerStatus, Stats, Status
+from volunteer.answers import CatchUp, PeerStatus, Stats, Status
 from volunteer.policy.idle import Decision
 from volunteer.run import RunSpec
 
@@ -33,6 +34,40 @@ def format_left(left_s: float) -> str:
     if left_s < 60:
         return f"{left_s:.0f} s"
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
+
+
+def describe_progress(progress: StateProgress) -> str:
+    """Return how far the fetch of a state is, as a sentence."""
+    what = f"the shared weights of round {progress.round_index}"
+    if progress.is_complete:
+        return f"Checking {what}."
+    if not progress.held_bytes and not progress.num_peers:
+        return f"Looking for who has {what}."
+    percent = 100 * progress.held_bytes // max(1, progress.total_bytes)
+    told = (
+        f"Fetching {what}: {progress.held_bytes / 1e6:.0f} of {progress.total_bytes / 1e6:.0f} MB "
+        f"({percent} %)"
+    )
+    if not progress.num_peers or progress.bytes_per_s < 1.0:
+        return f"{told}; nobody gives more of them just now."
+    left_s = (progress.total_bytes - progress.held_bytes) / progress.bytes_per_s
+    peers = "1 peer" if progress.num_peers == 1 else f"{progress.num_peers} peers"
+    return (
+        f"{told}, {progress.bytes_per_s / 1e6:.1f} MB/s from {peers}, "
+        f"about {format_left(left_s)} left."
+    )
+
+
+def _catch_up(progress: StateProgress | None) -> CatchUp | None:
+    if progress is None:
+        return None
+    return CatchUp(
+        round_index=progress.round_index,
+        held_bytes=progress.held_bytes,
+        total_bytes=progress.total_bytes,
+        bytes_per_s=progress.bytes_per_s,
+        num_peers=progress.num_peers,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,10 +107,16 @@ class StatusSource:
         if self.driver.storage_problem:
             return "waiting", f"{self.driver.storage_problem}.", "there is room on the disk"
         if self.driver.is_catching_up:
-            return "catching_up", "The swarm is ahead: fetching what it agreed on.", "it is here"
+            return "catching_up", self._what_is_fetched(), "it is here"
         if not self.policy.is_training:
             return "starting", self._what_is_starting(), "the first step is taken"
         return "contributing", _CONTRIBUTING, ""
+
+    def _what_is_fetched(self) -> str:
+        progress = self.driver.state_progress
+        if progress is None:
+            return "The swarm is ahead: fetching what it agreed on."
+        return describe_progress(progress)
 
     def _with_time_left(self, decision: Decision) -> str:
         if decision.resumes_at_s is None:
@@ -131,6 +172,7 @@ class StatusSource:
             bytes_by_purpose=self.traffic.by_purpose(),
             protocol="{}.{}".format(*self.swarm.protocol),
             differing_peers=self._differing_peers(),
+            catch_up=_catch_up(self.driver.state_progress),
             alarm="" if machine.alarm is None else f"final {machine.alarm[0]} was contradicted",
         )
 

@@ -82,7 +82,7 @@ class TrainerService:
         self._backoff = Backoff()
         self._step_deadline = trio.CancelScope()
         self._has_stepped = False
-        self._is_placed = False
+        self.is_placed = False
         """Whether the process that runs now has been told where to stand."""
         self._stopping_at_s = math.inf
         self.view = TrainerView()
@@ -109,8 +109,8 @@ class TrainerService:
         if self._child is None:
             return False
         self._child.send(command)
-        if isinstance(command, Rebase) and not self._is_placed:
-            self._is_placed = True
+        if isinstance(command, Rebase) and not self.is_placed:
+            self.is_placed = True
             self._note_alive()
         return True
 
@@ -162,7 +162,7 @@ class TrainerService:
 
     async def _run_once(self) -> int:
         self._ended = trio.Event()
-        self._has_stepped = self._is_placed = False
+        self._has_stepped = self.is_placed = False
         try:
             child = await Child.start(self._argv, self._log_file, trainer_event_decoder, "trainer")
             self._child = child
@@ -186,7 +186,7 @@ class TrainerService:
             case TrainerStarted():
                 view.device, view.device_name = event.device, event.device_name
                 view.inner_step, view.tokens_total = event.inner_step, event.tokens_total
-                if not self._is_placed:  # until then it has nothing to do, however long that takes
+                if not self.is_placed:  # until then it has nothing to do, however long that takes
                     self._step_deadline.deadline = math.inf
             case Stepped():
                 self._has_stepped = True

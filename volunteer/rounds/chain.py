@@ -47,6 +47,8 @@ class ChainRules:
     quorum_denominator: int
     journal_rounds: int = 8
     """Heights below the tip of which blobs and states are kept by everyone."""
+    state_bytes: int = 0
+    """Of a state's file; 0: not known, and a state counts as cheaper to fetch than any blobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

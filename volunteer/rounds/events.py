@@ -65,6 +65,14 @@ class StateDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class StatePartHeld:
+    """So much of the state file of `commit_id` is on disk: what a fetch that ended has left."""
+
+    commit_id: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailed:
     """An action could not be done (trainer or aggregator ended, nobody has the file): ask again.
 
@@ -135,6 +143,7 @@ Event = (
     | StateHeld
     | StateRefused
     | StateDropped
+    | StatePartHeld
     | RequestFailed
     | WorkDropped
     | ContributionEncoded

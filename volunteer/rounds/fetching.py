@@ -9,7 +9,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from volunteer.rounds import events as ev
-from volunteer.rounds.catch_up import CATCH_UP_HEIGHTS, Needs, needs_of_headers
+from volunteer.rounds.catch_up import CATCH_UP_HEIGHTS, Needs, Stock, needs_of_headers
 from volunteer.rounds.chain import ChainFacts, listed_in_order
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.requests import RECORD_AGAIN_S, Kind, Requests
@@ -27,6 +27,8 @@ class Fetching:
     requests: Requests
     timing: Timing
     banned: Set[str]
+    state_parts: dict[str, int] = field(default_factory=dict)
+    """Commit -> bytes of its state's file that an earlier fetch has left on the disk."""
     _open: dict[str, list[str]] = field(default_factory=dict)
     """Of the tip and its parent: contributions there whose blobs are neither held nor bad."""
     _looked_at: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -49,7 +51,9 @@ class Fetching:
             if self.requests.ask(record_id, now_s, RECORD_AGAIN_S)
         ]
         self._look_for_open((tip.commit_id, tip.parent_id))
-        for open_here in self._open.values():
+        # Who waits for a state has nothing to propose here, whatever its blobs may cost.
+        is_left_behind = self.known.rules.state_bytes and self.requests.is_busy(Kind.FETCH_STATE)
+        for open_here in () if is_left_behind else self._open.values():
             wanted = (i for i in open_here if self.known.contributions[i].author not in self.banned)
             actions += self._blobs(wanted, now_s)
         usable = self.known.facts[self.known.usable_choice.best(start)]
@@ -84,7 +88,7 @@ class Fetching:
             if best in self.known.usable:
                 actions += self._side_blobs(start, best, now_s)
                 break
-            needs = needs_of_headers(self.known, best)
+            needs = needs_of_headers(self.known, best, self._stock())
             actions += self._blobs(needs.contributions, now_s)
             if is_contributing:
                 actions += self.state(Needs(state_of=needs.state_of), now_s)
@@ -108,6 +112,13 @@ class Fetching:
             if any(self.requests.seems_withheld(i, now_s) for i in listed):
                 self.known.withhold(commit_id, now_s + self.timing.round_s)
         return actions
+
+    def _stock(self) -> Stock:
+        parts = self.state_parts
+        under_way = self.requests.under_way(Kind.FETCH_STATE)
+        if under_way:  # what has been begun is gone on with
+            parts = {**parts, under_way: self.known.rules.state_bytes}
+        return Stock(parts, self.requests.failures_of)
 
     def _is_withheld(self, needs: Needs, now_s: float) -> bool:
         if not needs.lowest:

@@ -21,11 +21,7 @@ from dataclasses import dataclass, field
 from volunteer.rounds import events as ev
 from volunteer.rounds.ballot import Ballot
 from volunteer.rounds.catch_up import needs_of_state
-from volunteer.rounds.chain import (
-    ChainFacts,
-    ChainRules,
-    listed_in_order,
-)
+from volunteer.rounds.chain import ChainFacts, ChainRules, listed_in_order
 from volunteer.rounds.credit import MAX_CARRIED_AFTER_SWITCH, WorkState, to_drop
 from volunteer.rounds.drafts import Drafts
 from volunteer.rounds.fetching import Fetching
@@ -191,8 +187,15 @@ class Machine:
                 self.known.refuse(commit_id, reason)
             case ev.StateDropped(commit_id):
                 self.known.states.discard(commit_id)
+            case ev.StatePartHeld(commit_id, num_bytes):
+                self._fetching.state_parts[commit_id] = num_bytes
             case _:
                 assert isinstance(event, ev.Ticked)
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether a state to move to is being fetched or computed."""
+        return any(self._requests.is_busy(kind) for kind in (Kind.FETCH_STATE, Kind.COMPUTE))
 
     def _end_of_state_request(self, commit_id: str) -> None:
         self._requests.end(Kind.COMPUTE, commit_id)

@@ -42,6 +42,10 @@ class Requests:
         """Return whether a request of this kind is under way."""
         return kind in self._busy
 
+    def under_way(self, kind: Kind) -> str:
+        """Return the subject of the request of this kind; empty while there is none."""
+        return self._busy.get(kind, "")
+
     def begin(self, kind: Kind, subject: str, now_s: float) -> bool:
         """Return whether this may be asked for now, and note that it is under way."""
         if kind in self._busy or self._is_resting(subject, now_s):

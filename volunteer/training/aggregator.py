@@ -44,7 +44,9 @@ from volunteer.messages import (
     ListedWork,
     StateBuilt,
     StateEvaluated,
+    StateVerified,
     ValidateBlob,
+    VerifyState,
     aggregator_command_decoder,
     parse_line,
 )
@@ -99,6 +101,9 @@ class Aggregator:
                 return self._apply_commit(command)
             case EvaluateState():
                 return self._evaluate_state(command)
+            case VerifyState():
+                self._read_state(command.state_hash)
+                return StateVerified(request_id=command.request_id, state_hash=command.state_hash)
 
     def _build_genesis(self, command: BuildGenesis) -> StateBuilt:
         state_hash = write_state_slices(

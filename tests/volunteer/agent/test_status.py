@@ -16,6 +16,7 @@ from p2p.swarm_types import PeerVersion
 from tests.fakes.members import RUN_ID, rules
 from tests.fakes.network import FakeNetwork
 from volunteer.agent.exchange import Heard
+from volunteer.agent.state_fetch import StateProgress
 from volunteer.agent.status import StatusSource, format_left
 from volunteer.agent.trainer_service import TrainerView
 from volunteer.agent.verbs import MAX_CONTRIBUTIONS, MAX_HISTORY, MAX_PAUSE_S, make_verbs
@@ -58,6 +59,7 @@ class Facts:
     trainer_pid: int | None = 11
     aggregator_pid: int | None = 12
     has_tip: bool = True
+    progress: StateProgress | None = None
     heard: dict[str, Heard] = field(default_factory=dict)
     differing: dict[str, PeerVersion] = field(default_factory=dict)
 
@@ -74,6 +76,7 @@ def source(facts: Facts) -> StatusSource:
             machine=machine,
             storage_problem=facts.storage_problem,
             is_catching_up=facts.is_catching_up,
+            state_progress=facts.progress,
             state_hash="5a" * 32,
             held_out_loss=1.5,
         ),
@@ -146,6 +149,56 @@ def test_the_strongest_reason_is_the_state(chosen: tuple[bool, ...]) -> None:
 )
 def test_starting_says_what_is_being_waited_for(changes: dict[str, Any], reason: str) -> None:
     assert source(Facts(is_training=False, **changes)).state()[:2] == ("starting", reason)
+
+
+def progress(**changes: Any) -> StateProgress:
+    whole: dict[str, Any] = {
+        "round_index": 12,
+        "held_bytes": 312_000_000,
+        "total_bytes": 824_000_000,
+        "bytes_per_s": 9_800_000.0,
+        "num_peers": 3,
+        "is_complete": False,
+    }
+    return StateProgress(**(whole | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {},
+            "Fetching the shared weights of round 12: 312 of 824 MB (37 %), 9.8 MB/s from 3 peers, "
+            "about 52 s left.",
+        ),
+        (
+            {"num_peers": 1, "bytes_per_s": 500_000.0},
+            "Fetching the shared weights of round 12: 312 of 824 MB (37 %), 0.5 MB/s from 1 peer, "
+            "about 17 min left.",
+        ),
+        (
+            {"num_peers": 0},
+            "Fetching the shared weights of round 12: 312 of 824 MB (37 %); nobody gives more of "
+            "them just now.",
+        ),
+        (
+            {"num_peers": 0, "held_bytes": 0},
+            "Looking for who has the shared weights of round 12.",
+        ),
+        (
+            {"is_complete": True, "held_bytes": 824_000_000},
+            "Checking the shared weights of round 12.",
+        ),
+    ],
+)
+def test_catching_up_says_how_far_it_is(changes: dict[str, Any], reason: str) -> None:
+    told = progress(**changes)
+    at_work = source(Facts(is_catching_up=True, progress=told))
+    assert at_work.state()[:2] == ("catching_up", reason)
+    catch_up = at_work.status().catch_up
+    assert catch_up is not None
+    assert (catch_up.held_bytes, catch_up.total_bytes) == (told.held_bytes, told.total_bytes)
+    assert source(Facts(is_catching_up=True)).status().catch_up is None
 
 
 def test_a_sensor_makes_it_wait_and_the_owner_makes_it_pause() -> None:
