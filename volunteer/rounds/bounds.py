@@ -2,10 +2,10 @@
 
 Runs in: agent, simulation. Pure.
 
-Kept without a limit: the best chain known and what it lists, what this member signed, the branch it
-stands on, and proofs of dishonesty of those whom the chain knows. All else has room (`waiting`,
-`loose_records`, `side_branches`). What there is no room for is turned away by name; it can always
-come again, and what a commit lists is asked for by its id and let in.
+Kept without a limit: the best chain known and what it lists, as far as members made it; what this
+member signed, and stands on; and proofs against those whom its chain lists. All else has room
+(`waiting`, `loose_records`, `side_branches`). What there is no room for is turned away by name; it
+can always come again, and what a commit lists is asked for by its id and let in.
 
 Invariant: the facts of a commit depend on its chain alone, and nothing below a kept commit is ever
 forgotten. So who forgets, and who never heard, agree about every commit that both keep (I7).
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from volunteer.rounds.chain import ChainFacts, active_at
+from volunteer.rounds.chain import ChainFacts
 from volunteer.rounds.fork_choice import choose_child
 from volunteer.rounds.loose_records import LooseRecords, Standing, Ticket
 from volunteer.rounds.records import Commit, Contribution, Leaving, author_of
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MAX_COMMITS_PER_PROPOSER = 16
 """Of one proposer on one parent: an honest one signs one. Two are proof that it is not, but who
 signs more may show each of them to others, who stand on it in good faith."""
+MAX_AHEAD = 8192
+"""Heights by which the best chain of headers may be above what can be stood on."""
 MAX_INVALID = 1024
 """Commits remembered as breaking a rule of the chain; the oldest is forgotten, and judged again."""
 
@@ -41,6 +43,8 @@ class Bounds:
     """Decides for one `Knowledge` what comes in and what goes."""
 
     known: Knowledge
+    is_loading: bool = False
+    """While what is on the disk is read back: no commit is forgotten before all is known."""
     turned_away: Counter[str] = field(default_factory=Counter)
     """Sentence -> records for which there was no room."""
     loose: LooseRecords = field(init=False)
@@ -53,7 +57,7 @@ class Bounds:
 
     def __post_init__(self) -> None:
         """Begin with nothing."""
-        self.loose = LooseRecords(self.known.rules.max_contributions, self.is_on_chain)
+        self.loose = LooseRecords(self.known.rules.max_contributions)
 
     # ------------------------------------------------------------------------------ coming
 
@@ -89,9 +93,9 @@ class Bounds:
     def has_turn(self, commit: Commit) -> bool:
         """Return whether a member of the best chain proposes on it."""
         facts = self.known.facts.get(commit.parent)
-        if facts is None or not self.is_on_chain(commit.parent):
+        if facts is None or not _is_at(self.known.header_choice.current(), facts):
             return False
-        return commit.proposer in active_at(self.known.rules, facts)
+        return any(commit.proposer in roster for roster in facts.rosters)
 
     def take_in(self, record_id: str, record: Contribution | Leaving) -> None:
         """Seat a record that has just been put among those known, where it needs a seat."""
@@ -114,7 +118,7 @@ class Bounds:
 
         Of an identity that did no work, nothing is kept: the next one costs nothing.
         """
-        chain_end = self.known.facts[self.known.header_choice.current()[-1]]
+        chain_end = self.known.facts[self.known.usable_choice.current()[-1]]
         if author not in chain_end.times_listed:
             return
         for record_id in record_ids:
@@ -194,16 +198,47 @@ class Bounds:
             commit = known.waiting_for.remove(last)
             self.turn_away(last, "too many commits wait")
             self.settle_again((*commit.contributions, *commit.leaving))
-        chain = known.header_choice.current()
-        if len(known.facts) - len(chain) <= self._shed_above:
+        if self.is_loading or len(known.facts) - self._num_usable_on_chain() <= self._shed_above:
             return
+        chain = self._chain_to_keep()
         pinned, rival = self._pinned({*chain}), self._founding_rival(chain)
+        num_before = len(known.facts)
         for commit_id in side_commits_to_forget(
             known.facts, known.supporters, chain, pinned, rival
         ):
             self.turned_away["too many commits beside the chain"] += 1
             self._forget_commit(commit_id)
-        self._shed_above = max(MAX_SIDE_COMMITS, len(known.facts) - len(chain)) + SIDE_SLACK
+        if len(known.facts) < num_before:
+            known.header_choice.note_removed()  # it may have gone on through what is forgotten
+        left = max(MAX_SIDE_COMMITS, len(known.facts) - self._num_usable_on_chain())
+        self._shed_above = left + max(SIDE_SLACK, left // 8)
+
+    def _num_usable_on_chain(self) -> int:
+        """Return how many commits of the best chain, from the genesis on, can be stood on."""
+        chain = self.known.header_choice.current()
+        usable = self.known.usable_choice.current()
+        height = min(len(chain), len(usable)) - 1
+        while chain[height] != usable[height]:
+            height -= 1
+        return height + 1
+
+    def _chain_to_keep(self) -> list[str]:
+        """Return the part of the best chain of headers that is kept without counting.
+
+        A stranger can sign a chain of any length on our tip, and until the next commit of a member
+        that is the best one. It shows where its rosters are reset to people of whom none was a
+        member before. What comes above that is counted among what lies beside the chain, until we
+        stand there; and no chain goes too far ahead of where we stand.
+        """
+        known = self.known
+        chain = known.header_choice.current()
+        start = self._num_usable_on_chain()
+        for height in range(start, min(len(chain), start + MAX_AHEAD)):
+            above, below = known.facts[chain[height]], known.facts[chain[height - 1]]
+            is_reset = above.resets > below.resets and bool(below.rosters[1])
+            if is_reset and not above.rosters[1] & (below.rosters[0] | below.rosters[1]):
+                return chain[:height]
+        return chain[: start + MAX_AHEAD]
 
     def _founding_rival(self, chain: list[str]) -> str | None:
         """Return the first commit of an open run that would be chosen if ours were not there."""
@@ -255,32 +290,26 @@ class Bounds:
 
     # ----------------------------------------------------------------------------- looking
 
-    def is_on_chain(self, commit_id: str) -> bool:
-        """Return whether a commit lies on the best chain of headers."""
-        facts = self.known.facts.get(commit_id)
-        chain = self.known.header_choice.current()
-        return facts is not None and _is_at(chain, facts)
-
     def _ticket(self, record_id: str, record: Contribution | Leaving) -> Ticket:
-        facts = self.known.facts.get(record.base)
-        text = f"{self.known.salt}/{record.base}/{record.author}"
-        return Ticket(
-            record_id=record_id,
-            author=record.author,
-            base=record.base,
-            height=record.round_index if facts is None else facts.height,
-            standing=Standing.ORPHAN if facts is None else self._standing(facts, record.author),
-            key=blake3(text.encode()).digest(),
-        )
+        base, author = record.base, record.author
+        text = f"{self.known.salt}/{base}/{author}"
+        lot = int.from_bytes(blake3(text.encode()).digest(8))
+        facts = self.known.facts.get(base)
+        if facts is None:
+            place = (False, 0, "", -lot, record_id)
+            return Ticket(record_id, author, base, Standing.ORPHAN, place)
+        is_ours = _is_at(self.known.usable_choice.current(), facts)
+        place = (is_ours, facts.height, base, -lot, record_id)
+        return Ticket(record_id, author, base, self._standing(facts, author), place)
 
     def _standing(self, facts: ChainFacts, author: str) -> Standing:
         """Return what the best chain says of an author, where the base's branch leaves it."""
         chain = self.known.header_choice.current()
         while not _is_at(chain, facts):
             facts = self.known.facts[facts.parent_id]
-        if author in facts.seen or any(author in roster for roster in facts.rosters):
+        if any(author in roster for roster in facts.rosters):
             return Standing.MEMBER
-        return Standing.FORMER if author in facts.times_listed else Standing.NEWCOMER
+        return Standing.LISTED if author in facts.times_listed else Standing.NEWCOMER
 
 
 def _is_at(chain: list[str], facts: ChainFacts) -> bool:

@@ -6,8 +6,8 @@ Identities cost nothing, so what anyone may sign needs a bound that no number of
 Records are told apart by what the chain says of their author, and each kind has room of its own,
 so that strangers push out strangers only:
 
-* *members* of the chain where the record belongs: in its rosters, or listed lately;
-* *former members*: listed once, which cost them work;
+* *members*: in the rosters of the chain where the record belongs;
+* *listed*: once listed on it, which cost them work: former members, and those to come;
 * *newcomers*: never listed. No roster that a choice of branches could ask ever named them, so that
   forgetting what they sent changes no choice (ROUNDS.md rule 17);
 * *orphans*: what they build on is not here, so nobody can say.
@@ -24,7 +24,7 @@ of them nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import bisect
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -35,9 +35,9 @@ proof that it is not, but each may have been shown to somebody else, who lists i
 MAX_PER_OUTSIDER_AND_BASE = 2
 """Of anyone else: more would be more lots in the draw for a seat."""
 OUTSIDERS_PER_BASE_FACTOR = 4
-"""Seats for newcomers on a base, and for former members: so many times `max_contributions`."""
+"""Seats for newcomers on a base, and for those once listed: so many times `max_contributions`."""
 MAX_MEMBER_RECORDS = 4096
-MAX_FORMER_RECORDS = 1024
+MAX_LISTED_RECORDS = 1024
 MAX_NEWCOMER_RECORDS = 1024
 MAX_ORPHANS = 1024
 
@@ -46,7 +46,7 @@ class Standing(Enum):
     """What the chain says of an author, with the sentence for one too many."""
 
     MEMBER = "too many unlisted records of members"
-    FORMER = "too many unlisted records of former members"
+    LISTED = "too many unlisted records of former members and those to come"
     NEWCOMER = "too many unlisted records of newcomers"
     ORPHAN = "too many records whose base is not here"
 
@@ -57,10 +57,10 @@ class Ticket(NamedTuple):
     record_id: str
     author: str
     base: str
-    height: int
     standing: Standing
-    key: bytes
-    """Among equals the lowest stays."""
+    place: tuple[bool, int, str, int, str]
+    """Who has the least goes first: does its base lie where we stand or below, height and id of its
+    base (the same for all orphans, whose bases may be invented), minus its lot, record id."""
 
 
 @dataclass(slots=True)
@@ -69,30 +69,19 @@ class _Room:
 
     most: int
     most_per_base: int
-    is_by_height: bool
-    """Whether those on the lowest base go first; else the key alone decides."""
     seats: dict[str, dict[str, Ticket]] = field(default_factory=dict)
     """Base -> record id -> ticket."""
-    size: int = 0
+    order: list[tuple[bool, int, str, int, str]] = field(default_factory=list)
+    """The places of all tickets, sorted."""
 
-    def victim(self, ticket: Ticket, is_on_chain: Callable[[str], bool]) -> str | None:
+    def victim(self, ticket: Ticket) -> str | None:
         """Return who has to go if `ticket` comes, perhaps itself; None while there is room."""
         here = self.seats.get(ticket.base, {})
         if len(here) >= self.most_per_base:
-            return _worst([*here.values(), ticket])
-        if self.size < self.most:
+            return min(min(t.place for t in here.values()), ticket.place)[-1]
+        if len(self.order) < self.most:
             return None
-        if not self.is_by_height:
-            return _worst([ticket, *(t for seats in self.seats.values() for t in seats.values())])
-        heights = {base: next(iter(seats.values())).height for base, seats in self.seats.items()}
-        heights.setdefault(ticket.base, ticket.height)
-        base = min(heights, key=lambda b: (is_on_chain(b), heights[b], b))
-        rivals = list(self.seats.get(base, {}).values())
-        return _worst([*rivals, ticket] if base == ticket.base else rivals)
-
-
-def _worst(tickets: list[Ticket]) -> str:
-    return max(tickets, key=lambda t: (t.key, t.record_id)).record_id
+        return min(self.order[0], ticket.place)[-1]
 
 
 @dataclass(slots=True)
@@ -100,8 +89,6 @@ class LooseRecords:
     """The seats of all records that no commit accounts for."""
 
     max_contributions: int
-    is_on_chain: Callable[[str], bool]
-    """Whether a commit lies on the best chain known; who builds beside it goes first."""
     _rooms: dict[Standing, _Room] = field(init=False)
     _tickets: dict[str, Ticket] = field(default_factory=dict)
     _num_of: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -111,10 +98,10 @@ class LooseRecords:
         """Set up the rooms."""
         outsiders = OUTSIDERS_PER_BASE_FACTOR * self.max_contributions
         self._rooms = {
-            Standing.MEMBER: _Room(MAX_MEMBER_RECORDS, MAX_MEMBER_RECORDS, is_by_height=True),
-            Standing.FORMER: _Room(MAX_FORMER_RECORDS, outsiders, is_by_height=True),
-            Standing.NEWCOMER: _Room(MAX_NEWCOMER_RECORDS, outsiders, is_by_height=True),
-            Standing.ORPHAN: _Room(MAX_ORPHANS, MAX_ORPHANS, is_by_height=False),
+            Standing.MEMBER: _Room(MAX_MEMBER_RECORDS, MAX_MEMBER_RECORDS),
+            Standing.LISTED: _Room(MAX_LISTED_RECORDS, outsiders),
+            Standing.NEWCOMER: _Room(MAX_NEWCOMER_RECORDS, outsiders),
+            Standing.ORPHAN: _Room(MAX_ORPHANS, MAX_ORPHANS),
         }
 
     def __len__(self) -> int:
@@ -127,18 +114,18 @@ class LooseRecords:
         most = MAX_PER_MEMBER_AND_BASE if is_member else MAX_PER_OUTSIDER_AND_BASE
         if self._num_of.get((ticket.author, ticket.base), 0) >= most:
             return "its author has too many records on that base"
-        if self._rooms[ticket.standing].victim(ticket, self.is_on_chain) == ticket.record_id:
+        if self._rooms[ticket.standing].victim(ticket) == ticket.record_id:
             return ticket.standing.value
         return ""
 
     def seat(self, ticket: Ticket) -> str | None:
         """Give a record that has no problem its seat; return whose it was, None if free."""
         room = self._rooms[ticket.standing]
-        victim = room.victim(ticket, self.is_on_chain)
+        victim = room.victim(ticket)
         if victim is not None:
             self.leave(victim)
         room.seats.setdefault(ticket.base, {})[ticket.record_id] = ticket
-        room.size += 1
+        bisect.insort(room.order, ticket.place)
         self._tickets[ticket.record_id] = ticket
         who = (ticket.author, ticket.base)
         self._num_of[who] = self._num_of.get(who, 0) + 1
@@ -150,7 +137,7 @@ class LooseRecords:
         if ticket is None:
             return False
         room = self._rooms[ticket.standing]
-        room.size -= 1
+        del room.order[bisect.bisect_left(room.order, ticket.place)]
         del room.seats[ticket.base][record_id]
         if not room.seats[ticket.base]:
             del room.seats[ticket.base]

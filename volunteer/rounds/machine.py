@@ -94,6 +94,7 @@ class Machine:
         """Stand nowhere yet; the genesis is final and certified."""
         genesis = self.rules.genesis_id
         self.known = Knowledge(self.rules, me=self.me, pins=self._stands_on)
+        self.known.bounds.is_loading = True
         self.ballot = Ballot(self.known.facts, lock_id=genesis)
         self.work = OwnWork(self.known.facts, self.known.listed_by, genesis)
         self._fetching = Fetching(self.known, self._requests, self.timing, self.banned)
@@ -133,6 +134,7 @@ class Machine:
             self._take_in(event, now_s)
             if isinstance(event, ev.Ticked | ev.ContributingChanged) and not self._is_awake:
                 self._is_awake = True
+                self.known.bounds.is_loading = False
                 self._recount_votes()
         if self._is_awake:
             self._seek_tip(now_s)
