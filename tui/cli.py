@@ -16,6 +16,7 @@ import typer
 
 from tui import arguments, launch
 from tui.client import CHANGE_DEADLINE_S, DEADLINE_S, ControlClient
+from tui.config_verb import config_app
 from tui.wording import clean, format_duration
 from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
 from volunteer.errors import VolunteerError
@@ -36,6 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(config_app, name="config")
 
 LogSource = Literal["agent", "trainer", "aggregator", "sampler"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]

@@ -31,6 +31,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The one reason for this state, as a sentence."""
     resumes_when: str
     """What ends it; empty while contributing."""
+    resumes_at_utc: str = ""
+    """The next possible start, e.g. `2026-11-30T18:00:00Z`, if nothing happens until then; empty
+    while contributing, or where nobody can know."""
     run_id: str = ""
     run_name: str = ""
     round_index: int = 0

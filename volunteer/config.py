@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -18,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2p.addresses import parse_address, parse_peer_address
-from p2p.errors import AddressError
+from volunteer.config_rules import RULES as _RULES
 from volunteer.errors import ConfigError
+from volunteer.policy.hours import parse_hours
 
 MAX_CONFIG_BYTES = 64 * 1024
 MIN_RATE_BYTES_PER_S = 64 * 1024
@@ -62,8 +61,58 @@ class Config:
     disk_min_free_bytes: int = 2 * _GIB
     """Bytes of disk that are always left free, at least 64 MiB; below, contributing pauses.
     Default 2 GiB: a checkpoint of a small model many times over, and room for the desktop."""
+    ram_min_available_bytes: int = 512 * 1024**2
+    """Bytes of memory that programs must still be able to get; below, contributing pauses. Default
+    512 MiB, from which on a desktop starts to swap."""
+    gpus: tuple[str, ...] = ()
+    """GPUs to use, by their own ids (`nvidia-smi -L`), which stay when cards are moved; empty: all.
+    Default empty."""
+    gpu_min_free_bytes: int = 1024**3
+    """Bytes of GPU memory that must be free, or ours; below, contributing pauses, since it would
+    push others out. Default 1 GiB."""
+    temperature_limit_celsius: float = 95.0
+    """Degrees of the CPU, 40 to 120, at which contributing pauses, until it is 10 below. Default
+    95, which laptops reach only when their cooling does not keep up."""
+    gpu_temperature_limit_celsius: float = 85.0
+    """Degrees of the GPU, 40 to 120; as above. Default 85, from about which on cards slow down."""
+    idle_minutes: float = 5.0
+    """Minutes without a key or a movement after which the machine counts as idle, 0.02 to 1440.
+    Default 5: reading a page is no idleness."""
+    lock_counts_as_idle: bool = True
+    """Whether a locked desktop is idle after a minute. Default true: its owner has said goodbye."""
+    terminals_count_as_use: bool = True
+    """Whether typing in a terminal, over SSH too, is use of the machine. Default true. What is
+    typed for this program does not count, nor what was typed before it was started."""
+    headless: bool = False
+    """Whether nobody sits at this machine: keyboard, mouse, terminals and films then do not count,
+    the load of other programs does. Default false: it must be said."""
+    pause_on_inhibitors: bool = True
+    """Whether a program that keeps the screen on is use. Default true: a film moves no mouse."""
+    pause_on_games: bool = True
+    """Whether a game that tells GameMode is use. Default true."""
+    exclusive_programs: tuple[str, ...] = ()
+    """Names of programs while which nothing is contributed, like `blender`. Default none."""
+    others_cpu_limit: float = 0.25
+    """Fraction of all CPU cores, 0.01 to 1, at which the use by other programs pauses. Default
+    0.25: a desktop at rest uses less."""
+    others_gpu_limit: float = 0.15
+    """Fraction of the GPU's time, 0.01 to 1; as above. Default 0.15: drawing a desktop uses
+    less."""
     pause_on_battery: bool = True
     """Whether a machine on battery pauses. Default true: training would empty it."""
+    pause_on_metered: bool = True
+    """Whether a connection that is paid by volume pauses. Default true."""
+    hours: tuple[str, ...] = ()
+    """When contributing is allowed, as `mon-fri 18:00-08:00`, by the machine's clock; empty:
+    always. Default empty."""
+    network_hours: tuple[str, ...] = ()
+    """When the network may be used for it; outside, nothing is trained either, since what is
+    trained must be exchanged. Default empty: always."""
+    pause_after_s: float = 10.0
+    """Seconds that a sensor must object before contributing pauses, 0 to 300. Default 10. A key or
+    a movement on a desktop counts at once."""
+    resume_after_s: float = 60.0
+    """Seconds of calm before contributing goes on, 1 to 3600. Default 60."""
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -72,7 +121,8 @@ class Config:
             ConfigError: naming every problem.
         """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if problems := _find_problems(values):
+        problems = _find_problems(values) or _find_contradictions(values)
+        if problems:
             raise ConfigError("; ".join(problems.values()))
 
     def num_threads(self, num_cores: int) -> int:
@@ -90,15 +140,26 @@ def load_config(file: Path, overrides: Mapping[str, object]) -> Config:
     Raises:
         ConfigError: unreadable, not TOML, or with unknown keys or bad values; all named.
     """
-    text = _read_text(file)
+    return parse_config(read_config_text(file), file, overrides)
+
+
+def parse_config(text: str, file: Path, overrides: Mapping[str, object]) -> Config:
+    """Return the config that `text` is, as `load_config` does; `file` is only named.
+
+    Raises:
+        ConfigError: not TOML, or with unknown keys or bad values; all named.
+    """
     try:
         in_file: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not TOML: {error}", hint="correct that line") from error
     flags = {name: value for name, value in overrides.items() if value is not None}
+    found = _find_problems(in_file)
+    if not found and not _find_problems(flags):
+        found = _find_contradictions({**in_file, **flags})
     problems = [
         f"{file}, line {_line_of(key, text)}: {problem}"
-        for key, problem in _find_problems(in_file).items()
+        for key, problem in found.items()
         if key not in flags or key not in _RULES
     ]
     bad_flags = list(_find_problems(flags, name_of=_flag_name).values())
@@ -108,7 +169,12 @@ def load_config(file: Path, overrides: Mapping[str, object]) -> Config:
     return Config(**{key: _frozen(value) for key, value in {**in_file, **flags}.items()})
 
 
-def _read_text(file: Path) -> str:
+def read_config_text(file: Path) -> str:
+    """Return the text of the config file; empty where there is none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         with file.open("rb") as stream:
             data = stream.read(MAX_CONFIG_BYTES + 1)
@@ -151,11 +217,21 @@ def _find_problems(
     return problems
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."
+def _find_contradictions(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return a sentence for each key that, with the others, would never let anything run.
+
+    Args:
+        values: each of them good by itself; what is absent has its default.
+    """
+    problems = {}
+    hours, network_hours = values.get("hours", ()), values.get("network_hours", ())
+    if not parse_hours(hours).overlap(parse_hours(network_hours)).spans:
+        problems["network_hours"] = (
+            "it could never run: `network_hours` and `hours` have no minute in common"
+        )
+    if values.get("gpus") and values.get("device", "auto") in ("cpu", "mps"):
+        problems["gpus"] = f"`gpus` names GPUs, and `device` is {values['device']}"
+    return problems
 
 
 def _frozen(value: object) -> Any:  # noqa: ANN401 - checked by the rules before

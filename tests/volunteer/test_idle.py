@@ -1,40 +1,55 @@
-"""The idle policy, row by row as policy/README.md has it, and the sensors that feed it."""
+"""The idle policy, row by row as policy/README.md has it, and on any schedule."""
 
 from __future__ import annotations
 
-import errno
-import os
-from dataclasses import replace
+import dataclasses
+import re
+import tomllib
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from volunteer.config import Config
-from volunteer.policy.idle import CONTRIBUTE, VETOES, Cause, Decision, IdleState, decide
-from volunteer.policy.sensors import battery
-from volunteer.policy.sensors.battery import read_on_battery
-from volunteer.policy.sensors.disk import read_free_bytes
-from volunteer.policy.signals import IdleConfig, OwnerPause, Signals
+from volunteer.policy.idle import CONTRIBUTE, VETOES, Decision, IdleState, decide
+from volunteer.policy.signals import (
+    GpuReading,
+    IdleConfig,
+    InputReading,
+    OwnerPause,
+    Signals,
+    SourceFailure,
+)
+from volunteer.policy.veto import Cause
+from volunteer.policy.wishes import idle_config
 
 README = Path(__file__).parents[2] / "volunteer" / "policy" / "README.md"
-MIN_FREE = 2_000_000_000
-CONFIG = IdleConfig(disk_min_free_bytes=MIN_FREE)
-
-DISK = {"low": MIN_FREE - 1, "enough": MIN_FREE, "unknown": None}
-OWNER = {
-    "running": None,
-    "paused": OwnerPause(),
-    "paused until 900": OwnerPause(until_s=900.0),
-}
-BATTERY = {"yes": True, "no": False, "unknown": None}
-FLAGS = {
-    "none": CONFIG,
-    "--ignore-idle": replace(CONFIG, ignore_idle=True),
-    "pause_on_battery = false": replace(CONFIG, pause_on_battery=False),
+NOW_S = 1000.0
+AT_REST = Signals(
+    disk_free_bytes=10**12,
+    ram_available_bytes=10**10,
+    temperature_celsius=50.0,
+    local_time=datetime(2026, 11, 30, 12, 0),
+    is_metered=False,
+    input=InputReading(
+        has_desktop=True,
+        idle_s=3600.0,
+        desktop_source="X11 :0",
+        is_locked=False,
+        terminal_idle_s=3600.0,
+    ),
+    others_cpu_fraction=0.01,
+    gpu=GpuReading(others_fraction=0.0, free_bytes=8 * 10**9, temperature_celsius=40.0),
+)
+NESTED: dict[str, type[Any]] = {
+    "owner_pause": OwnerPause,
+    "input": InputReading,
+    "gpu": GpuReading,
+    "failures": SourceFailure,
 }
 
 
@@ -43,7 +58,7 @@ def tables() -> list[list[dict[str, str]]]:
     found: list[list[dict[str, str]]] = []
     header: list[str] = []
     for line in README.read_text("utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))]
         if not line.startswith("|"):
             header = []
         elif not header:
@@ -57,214 +72,324 @@ def tables() -> list[list[dict[str, str]]]:
 DECISION_ROWS, TIMELINE_ROWS = tables()
 
 
-class Case(NamedTuple):
-    disk: str
-    owner: str
-    battery: str
-    flags: str
+def parsed(cell: str) -> dict[str, Any]:
+    """Return the TOML of a cell's code spans."""
+    return tomllib.loads("\n".join(re.findall(r"`([^`]*)`", cell)))
 
 
-ALL_CASES = [Case(d, o, b, f) for d in DISK for o in OWNER for b in BATTERY for f in FLAGS]
+def made(value: object, name: str, base: object) -> Any:  # noqa: ANN401 - any reading
+    """Return a reading's value: nested tables on top of `base`, "unknown" as None."""
+    if value == "unknown":
+        return None
+    if isinstance(value, Mapping):
+        changes = {k: made(v, k, getattr(base, k, None)) for k, v in value.items()}
+        if isinstance(base, NESTED[name]):
+            return dataclasses.replace(base, **changes)
+        return NESTED[name](**changes)
+    if isinstance(value, list):
+        return tuple(made(each, name, None) for each in value)
+    return value
 
 
-def fits(row: dict[str, str], case: Case) -> bool:
-    return all(row[name] in ("any", value) for name, value in case._asdict().items())
+def signals_of(cell: str) -> Signals:
+    changes = {k: made(v, k, getattr(AT_REST, k)) for k, v in parsed(cell).items()}
+    return dataclasses.replace(AT_REST, **changes)
 
 
-def signals_of(disk: str, owner: str, battery: str) -> Signals:
-    return Signals(
-        disk_free_bytes=DISK[disk], owner_pause=OWNER[owner], on_battery=BATTERY[battery]
-    )
-
-
-def first_decision(case: Case, now_s: float = 0.0) -> Decision:
-    signals = signals_of(case.disk, case.owner, case.battery)
-    return decide(IdleState(), signals, FLAGS[case.flags], now_s)[1]
+def config_of(cell: str) -> IdleConfig:
+    values: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in parsed(cell).items()
+    }
+    is_idle_ignored = bool(values.pop("ignore_idle", False))
+    return idle_config(Config(**values), is_idle_ignored=is_idle_ignored)
 
 
 def instant(cell: str) -> float | None:
     return None if cell == "-" else float(cell)
 
 
-@pytest.mark.parametrize("case", ALL_CASES, ids="/".join)
-def test_the_first_row_that_fits_decides(case: Case) -> None:
-    row = next(row for row in DECISION_ROWS if fits(row, case))
-    decision = first_decision(case)
-    assert decision.may_contribute == (row["contributes"] == "yes")
+@pytest.mark.parametrize(
+    "row", DECISION_ROWS, ids=lambda row: f"{row['readings']} {row['settings']}"
+)
+def test_each_row_of_the_table_holds(row: dict[str, str]) -> None:
+    _, decision = decide(
+        IdleState(), signals_of(row["readings"]), config_of(row["settings"]), NOW_S
+    )
     assert decision.cause == row["cause"]
+    assert decision.may_contribute == (row["cause"] == "nothing")
+    assert decision.reason == row["reason"]
     assert decision.resumes_when == row["resumes when"]
-    assert decision.resumes_at_s == instant(row["resumes at"])
-    assert decision.reason
+    assert decision.resumes_at_s == instant(row["at"])
+    assert decision.next_start_s == instant(row["next start"])
 
 
-@pytest.mark.parametrize("row", DECISION_ROWS, ids=lambda row: row["cause"] + row["flags"])
-def test_every_row_is_reached(row: dict[str, str]) -> None:
-    firsts = [next(r for r in DECISION_ROWS if fits(r, case)) for case in ALL_CASES]
-    assert row in firsts
+def test_every_reading_in_every_state_and_every_setting_has_a_row() -> None:
+    """A reading that may be unknown has a row for that, and each flag one where it is set."""
+    readings = [parsed(row["readings"]) for row in DECISION_ROWS]
+    seen = {(k, str(v)) for cells in readings for k, v in flat(cells)}
+    names = {name for name, _ in seen}
+    for prefix, kind in (("", Signals), ("input.", InputReading), ("gpu.", GpuReading)):
+        for name, hint in get_type_hints(kind).items():
+            key = prefix + name
+            if prefix == "" and name in ("input", "gpu"):
+                continue
+            assert key in names or any(n.startswith(key + ".") for n in names), key
+            if "None" in str(hint) and name != "owner_pause":
+                assert (key, "unknown") in seen, f"no row for an unknown {key}"
+            if hint is bool:
+                assert (key, "True") in seen, key
+    configured = {k for row in DECISION_ROWS for k in parsed(row["settings"])}
+    of_policy = {field.name for field in dataclasses.fields(IdleConfig)}
+    of_policy = of_policy - {"idle_s", "pause_after_s", "resume_after_s"} | {"idle_minutes"}
+    assert of_policy <= configured, of_policy - configured
+    assert {row["cause"] for row in DECISION_ROWS} == set(Cause) - {Cause.LOOKING}
 
 
-def test_the_rows_of_the_code_are_the_causes_of_the_table_in_its_order() -> None:
-    in_table = [row["cause"] for row in DECISION_ROWS if row["contributes"] == "no"]
-    assert list(dict.fromkeys(in_table)) == [row.cause for row in VETOES]
-    assert {row["cause"] for row in DECISION_ROWS} == set(Cause)
+def flat(cells: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, value in cells.items():
+        if isinstance(value, Mapping):
+            found += [(prefix + name, "set"), *flat(value, f"{prefix}{name}.")]
+        else:
+            found.append((prefix + name, value))
+    return found
 
 
-def test_the_timeline_is_steady() -> None:
-    state = IdleState()
+def test_the_order_of_strength_is_as_written() -> None:
+    line = next(
+        line for line in README.read_text("utf-8").splitlines() if line.startswith("disk, ")
+    )
+    assert line.split(", ") == [row.cause for row in VETOES]
+
+
+EVERYTHING = dataclasses.replace(
+    AT_REST,
+    disk_free_bytes=0,
+    owner_pause=OwnerPause(),
+    is_going_to_sleep=True,
+    ram_available_bytes=0,
+    temperature_celsius=100.0,
+    is_metered=True,
+    on_battery=True,
+    input=InputReading(has_desktop=None, idle_s=1.0, terminal_idle_s=1.0, inhibitors=("vlc",)),
+    games=1,
+    exclusive_programs=("blender",),
+    others_cpu_fraction=1.0,
+    gpu=GpuReading(others_fraction=1.0, free_bytes=0),
+)
+CURED: list[tuple[Cause, dict[str, Any]]] = [
+    (Cause.DISK, {"disk_free_bytes": 10**12}),
+    (Cause.OWNER, {"owner_pause": None}),
+    (Cause.SLEEP, {"is_going_to_sleep": False}),
+    (Cause.MEMORY, {"ram_available_bytes": 10**10}),
+    (Cause.HEAT, {"temperature_celsius": 50.0}),
+    (Cause.HOURS, {"local_time": datetime(2026, 11, 28, 12, 0)}),
+    (Cause.NETWORK_HOURS, {"local_time": datetime(2026, 11, 29, 12, 0)}),
+    (Cause.METERED, {"is_metered": False}),
+    (Cause.BATTERY, {"on_battery": False}),
+]
+
+
+def test_the_strongest_cause_is_told_until_none_is_left() -> None:
+    config = idle_config(
+        Config(hours=("sat-sun 00:00-24:00",), network_hours=("sun 00:00-24:00",)),
+        is_idle_ignored=False,
+    )
+    signals, told = EVERYTHING, []
+    for cause, cure in CURED:
+        told.append(decide(IdleState(), signals, config, NOW_S)[1].cause)
+        assert told[-1] is cause
+        signals = dataclasses.replace(signals, **cure)
+    desktop = dataclasses.replace(signals.input, has_desktop=True)
+    calm = dataclasses.replace(desktop, idle_s=1e6)
+    steps: list[dict[str, Any]] = [
+        {"input": desktop},
+        {"input": calm},
+        {"input": dataclasses.replace(calm, terminal_idle_s=1e6)},
+        {"input": dataclasses.replace(calm, terminal_idle_s=1e6, inhibitors=())},
+        {"games": 0},
+        {"exclusive_programs": ()},
+        {"others_cpu_fraction": 0.0},
+        {"gpu": GpuReading(others_fraction=0.0, free_bytes=0)},
+    ]
+    for step in steps:
+        told.append(decide(IdleState(), signals, config, NOW_S)[1].cause)
+        signals = dataclasses.replace(signals, **step)
+    told.append(decide(IdleState(), signals, config, NOW_S)[1].cause)
+    assert told == [row.cause for row in VETOES]
+
+
+def test_the_timeline_holds() -> None:
+    state, config = IdleState(), config_of("")
     for row in TIMELINE_ROWS:
-        signals = signals_of(row["disk"], row["owner"], row["battery"])
-        state, decision = decide(state, signals, CONFIG, float(row["at"]))
-        found = (decision.may_contribute, decision.cause, decision.resumes_at_s)
-        assert found == (
-            row["contributes"] == "yes",
-            row["cause"],
-            instant(row["resumes at"]),
-        ), row
+        state, decision = decide(state, signals_of(row["readings"]), config, float(row["now"]))
+        assert decision.cause == row["cause"], row
+        assert decision.resumes_at_s == pytest.approx(instant(row["at"])), row
 
 
-def test_the_sentences_say_what_was_seen() -> None:
-    reasons = {case: first_decision(case).reason for case in ALL_CASES}
-    assert reasons[Case("low", "running", "no", "none")] == "the disk is nearly full: 2.0 GB free"
-    assert reasons[Case("enough", "running", "yes", "none")] == "the machine runs on battery"
-    assert "nobody can tell" in reasons[Case("enough", "running", "unknown", "none")]
-    assert "nobody can tell" in reasons[Case("unknown", "running", "no", "none")]
-    state, _ = decide(IdleState(), signals_of("enough", "running", "yes"), CONFIG, 0.0)
-    _, calm = decide(state, signals_of("enough", "running", "no"), CONFIG, 1.0)
-    assert calm.reason == "the machine is on mains power again"
-    assert calm.resumes_when == "that has lasted for 60 s"
+def test_calm_is_said_with_its_end() -> None:
+    config = config_of("")
+    for row in VETOES:
+        if row.resume_after_s(config) == 0:
+            assert row.calm_reason == "", row.cause
+        else:
+            assert row.calm_reason, row.cause
+    state, _ = decide(IdleState(), signals_of("`on_battery = true`"), config, 0.0)
+    _, decision = decide(state, AT_REST, config, 5.0)
+    assert decision.reason == "the machine is on mains power again"
+    assert decision.resumes_when == "that has lasted for 60 s"
 
 
-def test_defaults_of_the_config_fit_the_policy() -> None:
-    config = Config()
-    policy = IdleConfig(disk_min_free_bytes=config.disk_min_free_bytes)
-    assert policy.pause_on_battery == config.pause_on_battery
+# ------------------------------------------------------------------------------------- any schedule
 
-
+inputs = st.builds(
+    InputReading,
+    has_desktop=st.sampled_from([True, False, None]),
+    idle_s=st.sampled_from([None, 0.0, 30.0, 61.0, 239.0, 250.0, 299.0, 300.0, 1e5]),
+    desktop_source=st.sampled_from(["", "GNOME"]),
+    is_locked=st.sampled_from([True, False, None]),
+    terminal_idle_s=st.sampled_from([None, 0.0, 239.0, 250.0, 300.0, float("inf")]),
+    inhibitors=st.sampled_from([(), ("vlc",)]),
+    failures=st.sampled_from([(), (SourceFailure(name="X11 :0", problem="silent"),)]),
+)
+gpus = st.builds(
+    GpuReading,
+    others_fraction=st.sampled_from([None, 0.0, 0.15, 1.0]),
+    free_bytes=st.sampled_from([None, 0, 10**10]),
+    temperature_celsius=st.sampled_from([None, 40.0, 76.0, 90.0]),
+)
 readings = st.builds(
     Signals,
-    owner_pause=st.sampled_from(list(OWNER.values())),
+    owner_pause=st.sampled_from(
+        [None, OwnerPause(), OwnerPause(until_s=900.0), OwnerPause(after_round=3)]
+    ),
+    round_index=st.integers(1, 4),
+    local_time=st.sampled_from([None, AT_REST.local_time, datetime(2026, 12, 5, 3, 0)]),
+    is_going_to_sleep=st.sampled_from([False, False, True]),
+    woke_at_s=st.sampled_from([None, 100.0, 500.0]),
+    disk_free_bytes=st.sampled_from([None, 0, 2**40]),
+    ram_available_bytes=st.sampled_from([None, 0, 2**40]),
+    temperature_celsius=st.sampled_from([None, 50.0, 87.0, 97.0]),
     on_battery=st.sampled_from([True, False, None]),
-    disk_free_bytes=st.sampled_from([None, 0, MIN_FREE - 1, MIN_FREE, 2**40]),
+    is_metered=st.sampled_from([True, False, None]),
+    input=inputs,
+    games=st.integers(0, 1),
+    exclusive_programs=st.sampled_from([(), ("blender",)]),
+    others_cpu_fraction=st.sampled_from([None, 0.0, 0.3]),
+    gpu=gpus,
 )
 
 
-@settings(max_examples=40)
-@given(
-    schedule=st.lists(st.tuples(st.floats(0.0, 100.0), readings), max_size=40),
-    config=st.sampled_from(list(FLAGS.values())),
+def mixed(base: Signals, other: Signals, names: set[str]) -> Signals:
+    return dataclasses.replace(base, **{name: getattr(other, name) for name in names})
+
+
+changes = st.tuples(
+    readings, st.sets(st.sampled_from([f.name for f in dataclasses.fields(Signals)]), max_size=3)
 )
-def test_on_any_schedule_the_promises_hold(
-    schedule: list[tuple[float, Signals]], config: IdleConfig
-) -> None:
-    state, now_s = IdleState(), 0.0
-    low_since_s: float | None = None
-    for delay_s, signals in schedule:
+configs = st.sampled_from(
+    [
+        config_of(""),
+        config_of("`ignore_idle = true`"),
+        config_of("`headless = true`"),
+        config_of('`hours = ["mon 00:00-24:00"]` `idle_minutes = 0.1`'),
+        config_of("`pause_after_s = 0` `resume_after_s = 1` `lock_counts_as_idle = false`"),
+        config_of("`terminals_count_as_use = false` `pause_on_battery = false`"),
+    ]
+)
+AT_ONCE = {row.cause for row in VETOES if row.pause_after_s(config_of("")) == 0}
+
+
+class Look(NamedTuple):
+    now_s: float
+    signals: Signals
+    decision: Decision
+
+
+def looks_of(
+    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig
+) -> list[Look]:
+    state, now_s, looks = IdleState(), 0.0, []
+    for delay_s, (other, names) in schedule:
         now_s += delay_s
+        signals = mixed(AT_REST, other, names)
         state, decision = decide(state, signals, config, now_s)
-        is_low = signals.disk_free_bytes is None or signals.disk_free_bytes < MIN_FREE
-        low_since_s = (now_s if low_since_s is None else low_since_s) if is_low else None
-        if low_since_s is not None and now_s - low_since_s >= config.pause_after_s:
-            assert decision.cause is Cause.DISK, "a full disk wins over everything"
-        pause = signals.owner_pause
-        if pause is not None and (pause.until_s is None or now_s < pause.until_s):
-            assert not decision.may_contribute, "the owner's word counts at once"
-        if config.ignore_idle:
-            assert decision.cause is not Cause.BATTERY
+        looks.append(Look(now_s, signals, decision))
+    return looks
+
+
+schedules = st.lists(
+    st.tuples(st.floats(0.0, 40.0) | st.floats(0.0, 0.5) | st.just(400.0), changes), max_size=30
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(schedule=schedules, config=configs)
+def test_on_any_schedule_it_always_says_why_and_what_for(
+    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig
+) -> None:
+    for now_s, _, decision in looks_of(schedule, config):
         assert decision.may_contribute == (decision.cause is Cause.NOTHING)
         assert decision.may_contribute == (decision == CONTRIBUTE)
+        assert decision.reason
         assert bool(decision.resumes_when) != decision.may_contribute
         assert decision.resumes_at_s is None or decision.resumes_at_s > now_s
+        if decision.next_start_s is not None:
+            assert decision.resumes_at_s is not None
+            assert decision.next_start_s >= decision.resumes_at_s
 
 
-# ---------------------------------------------------------------------------------------- sensors
-
-
-def make_supply(folder: Path, name: str, **values: str) -> None:
-    (folder / name).mkdir(parents=True)
-    for key, value in values.items():
-        (folder / name / key).write_text(value + "\n")
-
-
-AC_ON = {"type": "Mains", "online": "1"}
-AC_OFF = {"type": "Mains", "online": "0"}
-MOUSE = {"type": "Battery", "scope": "Device", "status": "Discharging"}
-
-
-def cell(status: str) -> dict[str, str]:
-    return {"type": "Battery", "status": status}
-
-
-@pytest.mark.parametrize(
-    ("supplies", "expected"),
-    [
-        ([], False),
-        ([AC_ON], False),
-        ([AC_ON, cell("Discharging")], False),
-        ([AC_OFF, cell("Discharging")], True),
-        ([AC_OFF, cell("Full"), cell("Discharging")], True),
-        ([AC_OFF, {"type": "USB", "online": "1"}, cell("Charging")], False),
-        ([cell("Charging")], False),
-        ([cell("Not charging")], False),
-        ([cell("Unknown")], None),
-        ([AC_ON, cell("Unknown")], False),
-        ([{"type": "Battery"}], None),
-        ([{"online": "1"}], None),
-        ([MOUSE], False),
-        ([MOUSE, AC_OFF, cell("Full")], False),
-        ([{"type": "UPS", "status": "Discharging"}], True),
-    ],
-)
-def test_linux_power_supplies(
-    tmp_path: Path, supplies: list[dict[str, str]], expected: bool | None
+@settings(max_examples=150, deadline=None)
+@given(schedule=schedules, config=configs)
+def test_on_any_schedule_it_never_contributes_while_a_veto_holds(
+    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig
 ) -> None:
-    folder = tmp_path / "power_supply"
-    folder.mkdir()
-    for number, values in enumerate(supplies):
-        make_supply(folder, f"supply{number}", **values)
-    assert battery._read_linux(folder) is expected
+    """What has vetoed at every look for long enough, or counts at once, pauses."""
+    since: dict[Cause, float] = {}
+    for now_s, signals, decision in looks_of(schedule, config):
+        for row in VETOES:
+            if not row.is_on(config) or not row.is_present(signals, config, now_s, False):
+                since.pop(row.cause, None)
+                continue
+            since.setdefault(row.cause, now_s)
+            if now_s - since[row.cause] >= row.pause_after_s(config):
+                assert not decision.may_contribute, row.cause
 
 
-def test_no_power_supply_class_means_no_battery(tmp_path: Path) -> None:
-    assert battery._read_linux(tmp_path / "absent") is False
-
-
-def test_this_machine_gives_some_reading() -> None:
-    assert read_on_battery() in (True, False, None)
-
-
-class FakeBattery(NamedTuple):
-    power_plugged: bool | None
-
-
-@pytest.mark.parametrize(
-    ("reading", "expected"),
-    [
-        (None, False),
-        (FakeBattery(True), False),
-        (FakeBattery(False), True),
-        (FakeBattery(None), None),
-    ],
-)
-def test_other_systems_ask_psutil(
-    monkeypatch: pytest.MonkeyPatch, reading: FakeBattery | None, expected: bool | None
+@settings(max_examples=150, deadline=None)
+@given(schedule=schedules, config=configs)
+def test_on_any_schedule_it_never_flaps_faster_than_its_calm(
+    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig
 ) -> None:
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: reading, raising=False)
-    assert battery._read_psutil() is expected
+    """From the end of contributing to its next begin a sensor's row lets at least its calm pass."""
+    paused_at_s: float | None = None
+    causes: set[Cause] = set()
+    before = True
+    for now_s, _, decision in looks_of(schedule, config):
+        if before and not decision.may_contribute:
+            paused_at_s, causes = now_s, set()
+        if not decision.may_contribute:
+            causes.add(decision.cause)
+        elif not before and paused_at_s is not None and causes - _SAID:
+            assert now_s - paused_at_s >= config.resume_after_s, causes
+        before = decision.may_contribute
 
 
-def test_free_space_is_that_of_the_nearest_folder(tmp_path: Path) -> None:
-    free = read_free_bytes(tmp_path / "not" / "there")
-    status = os.statvfs(tmp_path)
-    assert free is not None
-    assert free == pytest.approx(status.f_bavail * status.f_frsize, rel=0.1)
+_SAID = {Cause.OWNER, Cause.HOURS, Cause.NETWORK_HOURS, Cause.SLEEP}
+"""What the owner or the system says ends when it is said."""
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOENT])
-def test_an_unreadable_disk_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+@settings(max_examples=100, deadline=None)
+@given(schedule=schedules, config=configs, last=readings)
+def test_when_all_is_well_again_it_starts_within_the_calm(
+    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig, last: Signals
 ) -> None:
-    def fail(folder: str) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(psutil, "disk_usage", fail)
-    assert read_free_bytes(tmp_path) is None
+    """Nothing is waited for that is not there: the machine at rest contributes after the calm."""
+    state, now_s = IdleState(), 1000.0
+    for delay_s, (other, names) in schedule:
+        now_s += delay_s
+        state, _ = decide(state, mixed(AT_REST, other, names), config, now_s)
+    state, _ = decide(state, last, config, now_s)
+    state, _ = decide(state, AT_REST, config, now_s + 1)
+    _, decision = decide(state, AT_REST, config, now_s + 1 + config.resume_after_s)
+    assert decision.may_contribute, decision

@@ -148,7 +148,9 @@ class Agent:
         sampler = Sampler(run_dir, DENSE_MODULE, self.locations.log_dir / "sampler.log")
         verbs = make_verbs(source, ledger, policy, traffic, stopping.set, sampler)
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve_control, self.locations.control_socket, verbs)
+            await nursery.start(
+                serve_control, self.locations.control_socket, verbs, policy.note_client
+            )
             for task in (keeper.run, aggregator.run, trainer.run, driver.run, policy.run):
                 nursery.start_soon(task)
             nursery.start_soon(traffic.run)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 
 def now_s() -> float:
@@ -22,4 +22,9 @@ def now_s() -> float:
 
 def now_utc() -> str:
     """Return the wall-clock time for people, e.g. `2026-11-30T08:15:00Z`."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return utc_in(0.0)
+
+
+def utc_in(seconds: float) -> str:
+    """Return the wall-clock time in `seconds` from now, as `now_utc` does."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")

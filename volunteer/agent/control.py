@@ -11,6 +11,7 @@ import os
 import socket
 import sqlite3
 import stat
+import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ SEND_DEADLINE_S = 10.0
 async def serve_control(
     socket_file: Path,
     verbs: Mapping[str, Verb],
+    on_client: Callable[[int], None] = lambda pid: None,
     task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `verbs` until cancelled. The single-instance lock is held, so an old socket is stale.
@@ -51,6 +53,7 @@ async def serve_control(
         socket_file: where to listen; created with mode 0600, removed at the end.
         verbs: name -> coroutine function that takes the request's arguments; the special verb
             `watch` answers with `status` every second.
+        on_client: told a client's process id as it comes, and every second while it watches.
         task_status: told once the socket is there.
     """
     listener = trio.SocketListener(_listen(socket_file))
@@ -63,7 +66,7 @@ async def serve_control(
             await trio.aclose_forcefully(stream)
             return
         try:
-            await _serve_client(stream, verbs)
+            await _serve_client(stream, verbs, lambda: _note_client(stream, on_client))
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             pass  # the client went away, or does not read
         finally:
@@ -111,7 +114,19 @@ def _unlink(socket_file: Path) -> None:
     socket_file.unlink(missing_ok=True)
 
 
-async def _serve_client(stream: trio.SocketStream, verbs: Mapping[str, Verb]) -> None:
+def _note_client(stream: trio.SocketStream, on_client: Callable[[int], None]) -> None:
+    """Say whose process is at the other end, where the system tells."""
+    if hasattr(socket, "SO_PEERCRED"):
+        credentials = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, _, _ = struct.unpack("3i", credentials)
+        if pid > 0:  # 0: of another process namespace
+            on_client(pid)
+
+
+async def _serve_client(
+    stream: trio.SocketStream, verbs: Mapping[str, Verb], note: Callable[[], None]
+) -> None:
+    note()
     buffer = bytearray()
     while True:
         while b"\n" not in buffer:
@@ -124,11 +139,13 @@ async def _serve_client(stream: trio.SocketStream, verbs: Mapping[str, Verb]) ->
             buffer += data
         line, _, rest = bytes(buffer).partition(b"\n")
         buffer = bytearray(rest)
-        if not await _answer(stream, line, verbs):
+        if not await _answer(stream, line, verbs, note):
             return
 
 
-async def _answer(stream: trio.SocketStream, line: bytes, verbs: Mapping[str, Verb]) -> bool:
+async def _answer(
+    stream: trio.SocketStream, line: bytes, verbs: Mapping[str, Verb], note: Callable[[], None]
+) -> bool:
     """Answer one request; return whether to go on with this client."""
     try:
         request = parse_line(line, control_request_decoder)
@@ -140,7 +157,7 @@ async def _answer(stream: trio.SocketStream, line: bytes, verbs: Mapping[str, Ve
         await _send(stream, _fault(message, hint="stop the agent and start it again"))
         return True
     if request.verb == "watch":
-        await _watch(stream, verbs["status"])
+        await _watch(stream, verbs["status"], note)
         return False
     await _send(stream, await _call(request, verbs))
     return True
@@ -161,9 +178,10 @@ async def _call(request: ControlRequest, verbs: Mapping[str, Verb]) -> ControlRe
         return _fault(f"the books cannot be read: {error}", hint="see the agent's log")
 
 
-async def _watch(stream: trio.SocketStream, status: Verb) -> None:
+async def _watch(stream: trio.SocketStream, status: Verb, note: Callable[[], None]) -> None:
     """Send the status every second until the client goes away."""
     while True:
+        note()
         await _send(stream, ControlReply(result=await status({})))
         with trio.move_on_after(WATCH_EVERY_S):
             # Clients say nothing while they watch: any end of the stream is seen at once.

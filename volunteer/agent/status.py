@@ -14,7 +14,7 @@ import msgspec
 from p2p.swarm import Swarm
 from volunteer.agent.aggregator_service import AggregatorService
 from volunteer.agent.bookkeeper import Bookkeeper
-from volunteer.agent.clock import now_s, now_utc
+from volunteer.agent.clock import now_s, now_utc, utc_in
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
 from volunteer.agent.policy_task import PolicyTask
@@ -25,7 +25,8 @@ from volunteer.answers import CatchUp, PeerStatus, Stats, Status
 from volunteer.policy.idle import Decision
 from volunteer.run import RunSpec
 
-_CONTRIBUTING = "Nothing stands against it: not paused, not on battery, room on the disk."
+_CONTRIBUTING = "Nothing stands against it: nobody uses this machine, and nothing else does."
+_REGARDLESS = "Whatever the idle policy says (`--ignore-idle`)."
 
 
 def format_left(left_s: float) -> str:
@@ -110,7 +111,7 @@ class StatusSource:
             return "catching_up", self._what_is_fetched(), "it is here"
         if not self.policy.is_training:
             return "starting", self._what_is_starting(), "the first step is taken"
-        return "contributing", _CONTRIBUTING, ""
+        return "contributing", _REGARDLESS if self.policy.is_idle_ignored else _CONTRIBUTING, ""
 
     def _what_is_fetched(self) -> str:
         progress = self.driver.state_progress
@@ -123,6 +124,12 @@ class StatusSource:
             return decision.resumes_when
         left_s = max(0.0, decision.resumes_at_s - now_s())
         return f"{decision.resumes_when} ({format_left(left_s)} left)"
+
+    def _next_start_utc(self, state: str) -> str:
+        next_start_s = self.policy.decision.next_start_s
+        if state not in ("paused", "waiting") or next_start_s is None:
+            return ""
+        return utc_in(max(0.0, next_start_s - now_s()))
 
     def _what_is_starting(self) -> str:
         if self.aggregator.pid is None or self.trainer.pid is None:
@@ -143,6 +150,7 @@ class StatusSource:
             state=state,
             reason=reason,
             resumes_when=resumes_when,
+            resumes_at_utc=self._next_start_utc(state),
             run_id=self.spec.run_id,
             run_name=self.spec.name,
             round_index=facts.height,

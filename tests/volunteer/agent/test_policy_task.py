@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -20,7 +22,7 @@ from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.trainer_service import TrainerService
 from volunteer.config import Config
 from volunteer.locations import HOME_VARIABLE, Locations
-from volunteer.policy.signals import Signals
+from volunteer.policy.signals import InputReading, Signals
 from volunteer.rounds import events as ev
 
 
@@ -36,6 +38,7 @@ class Children:
     events: list[ev.Event] = field(default_factory=list)
     contributed_s: float = 0.0
     num_forgiven: int = 0
+    height: int = 7
 
     def post(self, event: ev.Event) -> None:
         self.events.append(event)
@@ -43,11 +46,26 @@ class Children:
     def note_contributed(self, seconds: float) -> None:
         self.contributed_s += seconds
 
+    @property
+    def machine(self) -> _Machine:
+        """The driver's: all that is asked of it is the height."""
+        return _Machine(self.height)
+
     def trainer(self) -> TrainerService:
         return cast("TrainerService", _Trainer(self))
 
     def aggregator(self) -> AggregatorService:
         return cast("AggregatorService", _Aggregator(self))
+
+
+class _Machine:
+    """Twin of the round protocol's machine, with one commit."""
+
+    tip = "tip"
+
+    def __init__(self, height: int) -> None:
+        fact = SimpleNamespace(height=height)
+        self.known = SimpleNamespace(facts={"tip": fact})
 
 
 @dataclass
@@ -85,10 +103,46 @@ class _Aggregator:
 
 @dataclass
 class World:
-    """What the sensors see."""
+    """The sensors' twin: what they read is what the test says."""
 
     on_battery: bool | None = False
     free_bytes: int | None = 10**12
+    idle_s: float = 10**6
+    settings: Config = field(default_factory=Config)
+    notify: Callable[[], None] = lambda: None
+    has_started: bool = False
+    has_stopped: bool = False
+    clients: list[int] = field(default_factory=list)
+    num_may_sleep: int = 0
+
+    def start(self) -> None:
+        self.has_started = True
+
+    def stop(self) -> None:
+        self.has_stopped = True
+
+    def wait_told(self, deadline_s: float) -> None:
+        assert self.has_started
+
+    def read(self, now_s: float) -> Signals:
+        return Signals(
+            disk_free_bytes=self.free_bytes,
+            on_battery=self.on_battery,
+            input=InputReading(has_desktop=True, idle_s=self.idle_s, terminal_idle_s=10**6),
+        )
+
+    def note_client(self, pid: int) -> None:
+        self.clients.append(pid)
+
+    def allow_sleep(self) -> None:
+        self.num_may_sleep += 1
+
+    def config(self) -> Config:
+        return self.settings
+
+    def make(self, config: Config, locations: Locations, notify: Callable[[], None]) -> World:
+        self.settings, self.notify = config, notify
+        return self
 
 
 Body = Callable[[PolicyTask, Children, World], Awaitable[None]]
@@ -96,36 +150,33 @@ Body = Callable[[PolicyTask, Children, World], Awaitable[None]]
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World()
     monkeypatch.setattr(policy_module, "now_s", trio.current_time)
     monkeypatch.setattr(trio.to_thread, "run_sync", run_threads_inline)
-    monkeypatch.setattr(policy_module, "read_on_battery", lambda: world.on_battery)
-    monkeypatch.setattr(policy_module, "read_free_bytes", lambda folder: world.free_bytes)
-    return world
-
-
-async def at_once(read: Callable[[], Signals]) -> Signals:
-    await trio.lowlevel.checkpoint()
-    return read()
+    return World()
 
 
 def run(
-    world: World, tmp_path: Path, body: Body, *, is_idle_ignored: bool = False, stop_s: float = 2.0
+    world: World,
+    tmp_path: Path,
+    body: Body,
+    *,
+    is_idle_ignored: bool = False,
+    stop_s: float = 2.0,
+    config: Config | None = None,
 ) -> Children:
     children = Children(stop_s=stop_s)
 
     async def main(nursery: trio.Nursery, clock: MockClock) -> None:
         policy = PolicyTask(
-            config=Config(),
+            config=config or Config(),
             locations=Locations.from_environment({HOME_VARIABLE: str(tmp_path)}),
             driver=cast("RoundDriver", children),
             trainer=children.trainer(),
             aggregator=children.aggregator(),
             keeper=cast("Bookkeeper", children),
             is_idle_ignored=is_idle_ignored,
-            in_thread=at_once,
+            make_sensors=world.make,
         )
-        policy._sensed_at_s = policy._counted_at_s = trio.current_time()  # not the real clock's
         nursery.start_soon(policy.run)
         await body(policy, children, world)
 
@@ -302,5 +353,135 @@ def test_what_was_counted_is_written_now_and_then(world: World, tmp_path: Path) 
     async def body(policy: PolicyTask, children: Children, world: World) -> None:
         await wait(100)
         assert children.contributed_s >= 100 - policy_module.COUNT_EVERY_S - 1
+
+    run(world, tmp_path, body)
+
+
+def test_a_touch_stops_it_at_once_and_minutes_of_calm_start_it(
+    world: World, tmp_path: Path
+) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(10.2)
+        assert children.is_trainer_wanted
+        world.idle_s = 0.1
+        world.notify()
+        await wait(2.1)
+        assert children.stopped_at_s == [pytest.approx(12.2, abs=0.05)], "not at the next look"
+        assert "using the machine" in policy.decision.reason
+        world.idle_s = 239.0
+        await wait(100)
+        assert not children.is_trainer_wanted
+        world.idle_s = 240.0
+        await wait(30)
+        world.idle_s = 300.0
+        await wait(29)
+        assert not children.is_trainer_wanted
+        await wait(2)
+        assert children.is_trainer_wanted
+
+    run(world, tmp_path, body)
+
+
+def test_nothing_runs_before_the_sensors_have_told(world: World, tmp_path: Path) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        assert policy.decision.cause == "looking"
+        assert not world.has_started
+        assert not children.is_trainer_wanted
+        await wait(1)
+        assert children.is_trainer_wanted
+
+    run(world, tmp_path, body)
+    assert world.has_stopped
+
+
+def test_finish_stops_when_the_round_has_closed_and_outlives_a_restart(
+    world: World, tmp_path: Path
+) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        await policy.finish()
+        await wait(1000)
+        assert children.is_trainer_wanted, "the round is still open"
+        children.height += 1
+        await wait(4)
+        assert not children.is_trainer_wanted
+        assert policy.is_paused_by_owner
+        assert policy.decision.reason == "finished as you said: round 8 is done"
+
+    async def after(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(100)
+        assert policy.is_paused_by_owner
+        await policy.resume()
+        assert children.is_trainer_wanted
+
+    run(world, tmp_path, body)
+    run(world, tmp_path, after)
+
+
+def test_a_finish_is_taken_back_by_resume(world: World, tmp_path: Path) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        await policy.finish()
+        await policy.resume()
+        children.height += 1
+        await wait(10)
+        assert children.is_trainer_wanted
+
+    run(world, tmp_path, body)
+
+
+def test_the_machine_may_sleep_once_nothing_runs(world: World, tmp_path: Path) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(10)
+        before = world.num_may_sleep
+        await wait(10)
+        assert world.num_may_sleep == before, "steps would be lost"
+        await policy.pause(None)
+        assert world.num_may_sleep > before
+
+    run(world, tmp_path, body)
+
+
+def test_chosen_gpus_are_all_that_the_trainer_sees(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = ("GPU-8a5c0d3e-0000-1111-2222-333344445555", "GPU-9a5c0d3e-0000-1111-2222-333344445555")
+    for name in policy_module.GPU_VARIABLES:
+        monkeypatch.setenv(name, "0")
+
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        assert children.is_trainer_wanted
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ",".join(gpus)
+
+    run(world, tmp_path, body, config=Config(gpus=gpus))
+
+
+def test_clients_are_told_to_the_sensors(world: World, tmp_path: Path) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        policy.note_client(4242)
+        assert world.clients == [4242]
+        await wait(1)
+
+    run(world, tmp_path, body)
+
+
+def test_news_after_the_end_do_no_harm(world: World, tmp_path: Path) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+
+    run(world, tmp_path, body)
+    world.notify()
+
+
+def test_settings_that_change_hold_from_the_next_look_on(world: World, tmp_path: Path) -> None:
+    world.idle_s = 30
+
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(100)
+        assert not children.is_trainer_wanted
+        world.settings = Config(headless=True)
+        await wait(1)
+        assert children.is_trainer_wanted
 
     run(world, tmp_path, body)

@@ -1,0 +1,150 @@
+"""Changes of single settings in the config file, which is the owner's: the rest of it stays.
+
+Runs in: the command line. The text functions are pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from volunteer.config import Config, load_config, parse_config, read_config_text
+from volunteer.errors import ConfigError
+from volunteer.files import replace_file
+
+_YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
+FIXED_KEYS = frozenset(
+    {
+        *("device", "threads", "checkpoint_every_s", "listen", "bootstrap", "mdns", "dht"),
+        *("upload_bytes_per_s", "download_bytes_per_s", "gpus"),
+    }
+)
+"""What an agent that runs takes note of at its next start only."""
+
+
+def change_setting(file: Path, key: str, values: Sequence[str] | None) -> Config:
+    """Set `key` in the config file, or take it out; the file is replaced only if it is then valid.
+
+    Args:
+        file: the config file; it need not exist, its folder must.
+        key: a field of Config.
+        values: as typed, one for a plain setting, any number for a list; None: the default again.
+
+    Returns:
+        The config that now holds.
+
+    Raises:
+        ConfigError: unknown key, bad value, or the rest of the file is not valid.
+        StorageFullError, OSError: it could not be written; the old file stays.
+    """
+    verify_key(key)
+    text = without_key(read_config_text(file), key)
+    if values is not None:
+        text = with_line(text, f"{key} = {toml_of(parse_value(key, values))}")
+    config = parse_config(text, file, {})
+    replace_file(file, text.encode())
+    return config
+
+
+def read_setting(file: Path, key: str) -> object:
+    """Return the value that holds.
+
+    Raises:
+        ConfigError: unknown key, or the file is not valid.
+    """
+    verify_key(key)
+    value: object = getattr(load_config(file, {}), key)
+    return value
+
+
+def verify_key(key: str) -> None:
+    """Raise ConfigError, with the nearest known one, if there is no setting of that name."""
+    if key in DEFAULTS:
+        return
+    near = difflib.get_close_matches(key, DEFAULTS, n=1)
+    guess = f"did you mean `{near[0]}`?" if near else "`allmende config get` lists them"
+    raise ConfigError(f"there is no setting `{key}`", hint=guess)
+
+
+def parse_value(key: str, values: Sequence[str]) -> object:
+    """Return what was typed as a value of the setting's type.
+
+    Raises:
+        ConfigError: it is none; whether it may be so is checked later.
+    """
+    default = DEFAULTS[key]
+    if isinstance(default, tuple):
+        return [value for value in values if value]
+    if len(values) != 1:
+        raise ConfigError(f"`{key}` takes one value, not {len(values)}")
+    text = values[0].strip()
+    if isinstance(default, str):
+        return text
+    if isinstance(default, bool):
+        if text.lower() not in (*_YES, *_NO):
+            raise ConfigError(f"`{key}` must be true or false, not {text!r}")
+        return text.lower() in _YES
+    try:
+        return float(text) if isinstance(default, float) else int(text)
+    except ValueError as error:
+        raise ConfigError(f"`{key}` must be a number, not {text!r}") from error
+
+
+def toml_of(value: object) -> str:
+    """Return a setting's value as TOML."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_of(each) for each in value)}]"
+    if isinstance(value, str):
+        # JSON's strings are TOML's, but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value)
+
+
+def with_line(text: str, line: str) -> str:
+    """Return `text` with a top-level setting added: before the first table, if there is one."""
+    lines = text.splitlines(keepends=True)
+    tables = [n for n, each in enumerate(lines) if each.lstrip().startswith("[")]
+    place = tables[0] if tables else len(lines)
+    if place and not lines[place - 1].endswith("\n"):
+        lines[place - 1] += "\n"
+    return "".join([*lines[:place], line + "\n", *lines[place:]])
+
+
+def without_key(text: str, key: str) -> str:
+    """Return `text` without the setting `key`, however many lines it takes.
+
+    Raises:
+        ConfigError: the text is not TOML.
+    """
+    try:
+        if key not in tomllib.loads(text):
+            return text
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"the settings are not TOML: {error}", hint="correct that line"
+        ) from error
+    lines = text.splitlines(keepends=True)
+    setting = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
+    first = next((n for n, line in enumerate(lines) if setting.match(line)), None)
+    if first is None:
+        raise ConfigError(f"`{key}` is set in a way that only you can change: by hand")
+    for end in range(first + 1, len(lines) + 1):
+        if _is_whole("".join(lines[first:end])):
+            return "".join([*lines[:first], *lines[end:]])
+    raise ConfigError(f"`{key}` is set in a way that only you can change: by hand")
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True

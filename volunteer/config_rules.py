@@ -1,0 +1,155 @@
+"""What is wrong with a value of the Config, a rule for each kind of field.
+
+Runs in: every process. Pure. A rule returns the end of a sentence, or nothing where all is well.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable
+
+from p2p.addresses import parse_address, parse_peer_address
+from p2p.errors import AddressError
+from volunteer.policy.hours import parse_hours
+
+MIN_RATE_BYTES_PER_S = 64 * 1024
+"""Below it a frame of libp2p would take longer than its peers wait for it."""
+OWN_PROGRAMS = ("allmende", "python", "python3")
+"""Names under which this program itself runs."""
+_GPU_ID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[\w:.\-]{4,64}", re.IGNORECASE)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _device_problem(value: object) -> str:
+    names = ("auto", "cpu", "cuda", "mps", "xpu")
+    if isinstance(value, str) and re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?", value):
+        return ""
+    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.7)
+    guess = f" (did you mean `{near[0]}`?)" if near else ""
+    return f"must be auto, cpu, cuda, cuda:N, mps, xpu or xpu:N{guess}, not {_shown(value)}"
+
+
+def _number_rule(least: float, most: float, *, is_whole: bool) -> Callable[[object], str]:
+    kind = "a whole number" if is_whole else "a number"
+    allowed: tuple[type, ...] = (int,) if is_whole else (int, float)
+
+    def problem(value: object) -> str:
+        if isinstance(value, bool) or not isinstance(value, allowed):
+            return f"must be {kind}, not {_shown(value)}"
+        assert isinstance(value, int | float)
+        if not math.isfinite(value) or not least <= value <= most:
+            bounds = f"{least:,} to {most:,}".replace(",", "_")
+            return f"must be {bounds}, not {_shown(value)}"
+        return ""
+
+    return problem
+
+
+def _rate_problem(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value == 0:
+        return ""
+    problem = _number_rule(MIN_RATE_BYTES_PER_S, 2**40, is_whole=True)(value)
+    return f"{problem} (0: no limit)" if problem else ""
+
+
+def _bool_problem(value: object) -> str:
+    return "" if isinstance(value, bool) else f"must be true or false, not {_shown(value)}"
+
+
+def _addresses_rule(parse: Callable[[str], object], example: str) -> Callable[[object], str]:
+    """Return the rule for a list whose entries `parse` accepts, or raises AddressError."""
+
+    def problem(value: object) -> str:
+        if not isinstance(value, list | tuple):
+            return f'must be a list of addresses like ["{example}"], not {_shown(value)}'
+        for addr in value:
+            if not isinstance(addr, str):
+                return f"must be addresses like {example}, not {_shown(addr)}"
+            try:
+                parse(addr)
+            except AddressError as error:
+                return f"must be addresses like {example}; {error}"
+        return ""
+
+    return problem
+
+
+def _strings_rule(example: str, check: Callable[[str], str]) -> Callable[[object], str]:
+    """Return the rule for a list of strings of which `check` says what is wrong with each."""
+
+    def problem(value: object) -> str:
+        if not isinstance(value, list | tuple):
+            return f'must be a list like ["{example}"], not {_shown(value)}'
+        for text in value:
+            if not isinstance(text, str):
+                return f'must be a list like ["{example}"]; {_shown(text)} is no text'
+            if problem := check(text):
+                return f'must be a list like ["{example}"]; {problem}'
+        return ""
+
+    return problem
+
+
+def _hours_check(text: str) -> str:
+    try:
+        parse_hours([text])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _program_check(text: str) -> str:
+    if not text.strip() or "/" in text or "\\" in text:
+        return f"{_shown(text)} is no name of a program"
+    if text.lower().removesuffix(".exe") in OWN_PROGRAMS:
+        return f"with {_shown(text)} it could never run: this program itself is called so"
+    return ""
+
+
+def _gpu_check(text: str) -> str:
+    if _GPU_ID.fullmatch(text) is None or text.isdigit():
+        return f"{_shown(text)} is no GPU's own id (`nvidia-smi -L` shows them)"
+    return ""
+
+
+RULES: dict[str, Callable[[object], str]] = {
+    "device": _device_problem,
+    "threads": _number_rule(0, 1024, is_whole=True),
+    "checkpoint_every_s": _number_rule(1, 3600, is_whole=False),
+    "listen": _addresses_rule(parse_address, "/ip4/0.0.0.0/tcp/4001"),
+    "bootstrap": _addresses_rule(parse_peer_address, "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW..."),
+    "mdns": _bool_problem,
+    "dht": _bool_problem,
+    "upload_bytes_per_s": _rate_problem,
+    "download_bytes_per_s": _rate_problem,
+    "disk_min_free_bytes": _number_rule(64 * 1024**2, 2**50, is_whole=True),
+    "ram_min_available_bytes": _number_rule(0, 2**50, is_whole=True),
+    "gpus": _strings_rule("GPU-8a5c0d3e-...", _gpu_check),
+    "gpu_min_free_bytes": _number_rule(0, 2**50, is_whole=True),
+    "temperature_limit_celsius": _number_rule(40, 120, is_whole=False),
+    "gpu_temperature_limit_celsius": _number_rule(40, 120, is_whole=False),
+    "idle_minutes": _number_rule(0.02, 1440, is_whole=False),
+    "lock_counts_as_idle": _bool_problem,
+    "terminals_count_as_use": _bool_problem,
+    "headless": _bool_problem,
+    "pause_on_inhibitors": _bool_problem,
+    "pause_on_games": _bool_problem,
+    "exclusive_programs": _strings_rule("blender", _program_check),
+    "others_cpu_limit": _number_rule(0.01, 1, is_whole=False),
+    "others_gpu_limit": _number_rule(0.01, 1, is_whole=False),
+    "pause_on_battery": _bool_problem,
+    "pause_on_metered": _bool_problem,
+    "hours": _strings_rule("mon-fri 18:00-08:00", _hours_check),
+    "network_hours": _strings_rule("sat,sun 00:00-24:00", _hours_check),
+    "pause_after_s": _number_rule(0, 300, is_whole=False),
+    "resume_after_s": _number_rule(1, 3600, is_whole=False),
+}
+"""For each field of Config, what is wrong with a value as the end of a sentence."""
