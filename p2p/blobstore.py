@@ -144,17 +144,6 @@ class BlobStore:
                 parts[file.name.removesuffix(_PARTIAL_SUFFIX)] = _taken_bytes(file.stat())
         return parts
 
-    def total_bytes(self) -> int:
-        """Count the bytes of all files here, partial downloads included."""
-        total = 0
-        with os.scandir(self.directory) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat()
-                    is_partial = entry.name.endswith(_PARTIAL_SUFFIX)
-                    total += _taken_bytes(status) if is_partial else status.st_size
-        return total
-
     def add_bytes(self, data: bytes) -> str:
         """Store `data`.
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from platformdirs import PlatformDirs
 
 from volunteer.errors import ConfigError
-from volunteer.files import LOCK_NAME, make_private_dir
+from volunteer.files import make_private_dir
 
 HOME_VARIABLE = "ALLMENDE_HOME"
 MAX_SOCKET_BYTES = 100
@@ -83,11 +83,6 @@ class Locations:
     def identity_file(self) -> Path:
         """The private key; mode 0600."""
         return self.data_dir / "identity.key"
-
-    @property
-    def lock_file(self) -> Path:
-        """Held by the one agent of `data_dir` (`files.lock_folder`)."""
-        return self.data_dir / LOCK_NAME
 
     @property
     def stats_file(self) -> Path:

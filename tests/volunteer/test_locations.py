@@ -35,7 +35,7 @@ def test_a_home_overrides_every_location(tmp_path: Path) -> None:
     assert locations.blobs_dir(RUN_ID, "dense") == module_dir / "blobs"
     assert locations.trainer_dir(RUN_ID, "dense") == module_dir / "trainer"
     with lock_folder(locations.data_dir):
-        assert locations.lock_file.exists()
+        assert (home / "lock").exists()
 
 
 def test_a_home_may_be_relative_or_of_a_user(
