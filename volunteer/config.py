@@ -22,8 +22,6 @@ from volunteer.errors import ConfigError
 from volunteer.policy.hours import parse_hours
 
 MAX_CONFIG_BYTES = 64 * 1024
-MIN_RATE_BYTES_PER_S = 64 * 1024
-"""Below it a frame of libp2p would take longer than its peers wait for it."""
 _GIB = 1024**3
 
 
@@ -236,73 +234,3 @@ def _find_contradictions(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _frozen(value: object) -> Any:  # noqa: ANN401 - checked by the rules before
     return tuple(value) if isinstance(value, list) else value
-
-
-def _device_problem(value: object) -> str:
-    names = ("auto", "cpu", "cuda", "mps", "xpu")
-    if isinstance(value, str) and re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?", value):
-        return ""
-    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.7)
-    guess = f" (did you mean `{near[0]}`?)" if near else ""
-    return f"must be auto, cpu, cuda, cuda:N, mps, xpu or xpu:N{guess}, not {_shown(value)}"
-
-
-def _number_rule(least: float, most: float, *, is_whole: bool) -> Callable[[object], str]:
-    kind = "a whole number" if is_whole else "a number"
-    allowed: tuple[type, ...] = (int,) if is_whole else (int, float)
-
-    def problem(value: object) -> str:
-        if isinstance(value, bool) or not isinstance(value, allowed):
-            return f"must be {kind}, not {_shown(value)}"
-        assert isinstance(value, int | float)
-        if not math.isfinite(value) or not least <= value <= most:
-            bounds = f"{least:,} to {most:,}".replace(",", "_")
-            return f"must be {bounds}, not {_shown(value)}"
-        return ""
-
-    return problem
-
-
-def _rate_problem(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and value == 0:
-        return ""
-    problem = _number_rule(MIN_RATE_BYTES_PER_S, 2**40, is_whole=True)(value)
-    return f"{problem} (0: no limit)" if problem else ""
-
-
-def _bool_problem(value: object) -> str:
-    return "" if isinstance(value, bool) else f"must be true or false, not {_shown(value)}"
-
-
-def _addresses_rule(parse: Callable[[str], object], example: str) -> Callable[[object], str]:
-    """Return the rule for a list whose entries `parse` accepts, or raises AddressError."""
-
-    def problem(value: object) -> str:
-        if not isinstance(value, list | tuple):
-            return f'must be a list of addresses like ["{example}"], not {_shown(value)}'
-        for addr in value:
-            if not isinstance(addr, str):
-                return f"must be addresses like {example}, not {_shown(addr)}"
-            try:
-                parse(addr)
-            except AddressError as error:
-                return f"must be addresses like {example}; {error}"
-        return ""
-
-    return problem
-
-
-_RULES: dict[str, Callable[[object], str]] = {
-    "device": _device_problem,
-    "threads": _number_rule(0, 1024, is_whole=True),
-    "checkpoint_every_s": _number_rule(1, 3600, is_whole=False),
-    "listen": _addresses_rule(parse_address, "/ip4/0.0.0.0/tcp/4001"),
-    "bootstrap": _addresses_rule(parse_peer_address, "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW..."),
-    "mdns": _bool_problem,
-    "dht": _bool_problem,
-    "upload_bytes_per_s": _rate_problem,
-    "download_bytes_per_s": _rate_problem,
-    "disk_min_free_bytes": _number_rule(64 * 1024**2, 2**50, is_whole=True),
-    "pause_on_battery": _bool_problem,
-}
-"""For each field, what is wrong with a value as the end of a sentence; empty if nothing is."""
