@@ -17,6 +17,7 @@ import typer
 from tui import arguments, launch
 from tui.client import CHANGE_DEADLINE_S, DEADLINE_S, ControlClient
 from tui.config_verb import config_app
+from tui.lab import lab_app
 from tui.wording import clean, format_duration
 from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
 from volunteer.errors import VolunteerError
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 
 app.add_typer(config_app, name="config")
+app.add_typer(lab_app, name="lab")
 
 LogSource = Literal["agent", "trainer", "aggregator", "sampler"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]

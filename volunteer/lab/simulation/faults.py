@@ -27,7 +27,7 @@ ENVIRONMENT = {
     "clock-jumps": "2 %: a clock goes forward by up to 6 rounds (an hour of real ones)",
     "slow-peers": "speeds of computing and of links differ by a factor of 100",
     "sleepers": "2 %: a lid is closed for up to 6 rounds",
-    "capped-list": "a commit lists at most a third of the members",
+    "capped-list": "a commit lists at most four fifths of the members",
     "leaving": "3 %: a member says farewell, and comes back after 3 to 9 rounds",
 }
 """Name, and what goes wrong."""
@@ -95,7 +95,7 @@ def make_scenario(
         freeze_rate=rate("sleepers", 0.02),
         leave_rate=rate("leaving", 0.03),
         speed_range=100.0 if "slow-peers" in chosen else 1.0,
-        max_contributions=max(2, num_members // 3) if "capped-list" in chosen else 32,
+        max_contributions=max(1, 4 * num_members // 5) if "capped-list" in chosen else 32,
         num_liars=num_liars,
         lies=lies,
         lies_per_liar=LIES_PER_LIAR,

@@ -68,7 +68,7 @@ class Files:
             member.feed(ev.RequestFailed(contribution_id))
             return
         if blob_id not in member.disk.blobs:
-            member.traffic.note("blobs", contribution.blob_bytes)
+            member.traffic.note_file("blobs")
         if blob_id in member.contents.units_of:
             member.disk.blobs.add(blob_id)
             member.post(ev.BlobHeld(contribution_id))
@@ -96,7 +96,7 @@ class Files:
         wanted = member.machine.state_hash_of(commit_id)
         for peer in member.peers.values():
             if commit_id in peer.disk.states and member.exchange.can_reach(peer):
-                member.traffic.note("states", 1)
+                member.traffic.note_file("states")
                 if peer.files.given_state(commit_id) == wanted:
                     self._hold_state(commit_id, wanted)
                     return

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from volunteer.lab.simulation.byzantine import Liar
 from volunteer.lab.simulation.disk import Disk
+from volunteer.lab.simulation.errors import BrokenRule
 from volunteer.lab.simulation.exchange import Exchange
 from volunteer.lab.simulation.files import Files
 from volunteer.lab.simulation.gossip import Mesh
@@ -27,10 +28,10 @@ from volunteer.rounds.machine import Machine
 from volunteer.rounds.records import Close, Contribution, Record
 from volunteer.rounds.turn import Timing
 
-TICK_S = 2.0
+TICK_S = 2.5
 BATCH_S = 0.5
 """What arrives within so long is taken in at once, as by a driver that is busy meanwhile."""
-IDLE_TICK_S = 8.0
+IDLE_TICK_S = 12.0
 """Between two closes, when only what could not be fetched waits for the time to try again."""
 UNITS_PER_DISK = 1_000_000
 """What a member trains after it has lost its disk gets numbers of its own."""
@@ -148,7 +149,8 @@ class Member:
     def feed_silently(self, event: ev.Event) -> None:
         """Feed an event of loading: it must lead to nothing but the bans of before."""
         for action in self.machine.handle(event, self.clock_s()):
-            assert isinstance(action, ev.BanPeer), f"{event} leads to {action}"
+            if not isinstance(action, ev.BanPeer):
+                raise BrokenRule(f"{self.me}: reading back {event} leads to {action}")
             self.banned.add(action.peer)
 
     def crash(self) -> None:

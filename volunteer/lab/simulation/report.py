@@ -26,6 +26,8 @@ class Report:
     forks_per_100: float
     mean_final_lag: float
     most_final_lag: int
+    num_finals: int
+    """How often a member came to hold a commit final."""
     num_dropped: int
     num_reset_conflicts: int
     listed_fraction: float
@@ -40,7 +42,10 @@ class Report:
     """Envelopes that were no record of this version."""
     bytes_by_kind: Mapping[str, int] = field(default_factory=dict)
     """Sent by all members together."""
-    num_peer_rounds: float = 0.0
+    num_blobs: int = 0
+    """Fetched by all members together."""
+    num_states: int = 0
+    num_peer_rounds: int = 1
     """Members times heights: what bytes are divided by."""
 
     @property
@@ -52,7 +57,7 @@ class Report:
     def bytes_per_peer_round(self) -> dict[str, float]:
         """Bytes by kind that one member sends in one round."""
         kinds = sorted(self.bytes_by_kind)
-        return {kind: self.bytes_by_kind[kind] / max(1.0, self.num_peer_rounds) for kind in kinds}
+        return {kind: self.bytes_by_kind[kind] / self.num_peer_rounds for kind in kinds}
 
 
 def tallest_of(members: Iterable[Member]) -> Member:

@@ -23,8 +23,9 @@ class Traffic:
     """Bytes sent by all members together, and the size of every record."""
 
     sent_bytes: Counter[str] = field(default_factory=Counter)
-    """By kind of record, of message, or of file."""
-    num_sent: Counter[str] = field(default_factory=Counter)
+    """By kind of record or of message."""
+    num_fetched: Counter[str] = field(default_factory=Counter)
+    """Blobs and states: how large they are depends on the model, and not on the protocol."""
     _size_of: dict[str, int] = field(default_factory=dict)
 
     def register(self, record: Record) -> str:
@@ -40,11 +41,12 @@ class Traffic:
 
     def note_record(self, record_id: str, record: Record, copies: int) -> None:
         """A record was gossiped `copies` times, from neighbour to neighbour."""
-        kind = type(record).__name__.lower()
-        self.sent_bytes[kind] += copies * self._size_of[record_id]
-        self.num_sent[kind] += copies
+        self.sent_bytes[type(record).__name__.lower()] += copies * self._size_of[record_id]
 
     def note(self, kind: str, size_bytes: int) -> None:
-        """A message or a file of this kind was sent."""
+        """A message of this kind was sent."""
         self.sent_bytes[kind] += size_bytes
-        self.num_sent[kind] += 1
+
+    def note_file(self, kind: str) -> None:
+        """A file of this kind was fetched."""
+        self.num_fetched[kind] += 1

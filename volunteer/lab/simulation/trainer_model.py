@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
+from volunteer.lab.simulation.errors import BrokenRule
 from volunteer.lab.simulation.world import World
 from volunteer.rounds import events as ev
 from volunteer.rounds.records import Contribution
@@ -161,7 +162,8 @@ class TrainerModel:
         carried_units = [self.contents.new_part(i, self.own) for i in sorted(self.carried)]
         units = frozenset(self.open_units).union(*carried_units)
         expected = len(self.open_units) + sum(map(len, carried_units))
-        assert len(units) == expected, f"{self.me}: the same work twice in one contribution"
+        if len(units) != expected:
+            raise BrokenRule(f"I4: {self.me} puts the same work twice into one contribution")
         if not self.open_units:
             self.answer(ev.WorkReported(0))
             self.answer(ev.RequestFailed(base))
