@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,20 @@ class LyingStore(BlobStore):
         return bytes(len(super().read_chunk(blob_id, index)))
 
 
+class LongStore(BlobStore):
+    """Has chunks that are longer than they may be."""
+
+    def read_chunk(self, blob_id: str, index: int) -> bytes:
+        return super().read_chunk(blob_id, index) + b"more"
+
+
+class ShortStore(BlobStore):
+    """Has chunks that are cut."""
+
+    def read_chunk(self, blob_id: str, index: int) -> bytes:
+        return super().read_chunk(blob_id, index)[:-1]
+
+
 class HashLyingStore(BlobStore):
     """Has another manifest than the id stands for."""
 
@@ -41,6 +57,8 @@ async def fetch(
     *providers: str,
     max_bytes: int = 64 * MIB,
     deadline_s: float = 15.0,
+    stall_s: float = math.inf,
+    gone_s: float = math.inf,
     ask: Callable[[], list[str]] | None = None,
 ) -> None:
     await one.fetch_blob(
@@ -50,6 +68,8 @@ async def fetch(
         store=store,
         purpose="blob",
         deadline_s=deadline_s,
+        stall_s=stall_s,
+        gone_s=gone_s,
     )
 
 
@@ -98,6 +118,70 @@ async def test_a_liar_and_a_killed_peer_do_not_stop_it(tmp_path: Path) -> None:
             assert honest.statistics().sent_bytes_by_purpose["blob"] < len(
                 DATA
             )  # the dead one's count
+
+
+@pytest.mark.parametrize("kind", [LongStore, ShortStore])
+@trio_test
+async def test_who_lies_about_lengths_is_asked_once_and_named_once(
+    tmp_path: Path, kind: type[BlobStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with swarm() as liar, swarm(*liar.listen_addrs) as fetcher:
+        store, target = kind(tmp_path / "store"), BlobStore(tmp_path / "target")
+        blob_id = store.add_bytes(DATA)
+        num_asked = 0
+
+        def count(_blob_id: str) -> bool:
+            nonlocal num_asked
+            num_asked += 1
+            return True
+
+        liar.serve_blobs(store, count, lambda _blob_id: "blob")
+        with caplog.at_level(logging.WARNING), pytest.raises(BlobUnavailableError):
+            await fetch(fetcher, blob_id, target, liar.peer_id, deadline_s=3.0)
+        assert num_asked <= 1 + 4, "the manifest, and what was asked for ahead"
+        assert fetcher.statistics().misdeeds == 1
+        assert [liar.peer_id in record.getMessage() for record in caplog.records] == [True]
+        assert not target.has(blob_id)
+
+
+@trio_test
+async def test_what_nobody_has_any_more_is_given_up_early(tmp_path: Path) -> None:
+    async with swarm() as server, swarm(*server.listen_addrs) as fetcher:
+        serve_store(server, BlobStore(tmp_path / "store"))
+        target = BlobStore(tmp_path / "target")
+        with pytest.raises(BlobUnavailableError, match="none of 1 peers has"):
+            await fetch(fetcher, "ab" * 32, target, server.peer_id, gone_s=0.2)
+        with pytest.raises(BlobUnavailableError, match="nobody gave a chunk"):
+            await fetch(fetcher, "ab" * 32, target, server.peer_id, stall_s=0.2)
+        with pytest.raises(BlobUnavailableError, match="nobody gave a chunk"):
+            await fetch(fetcher, "ab" * 32, target, gone_s=0.1, stall_s=0.3)  # nobody is there
+
+
+@trio_test
+async def test_a_download_says_how_far_it_is(tmp_path: Path) -> None:
+    async with swarm() as server, swarm(*server.listen_addrs) as fetcher:
+        store, target = BlobStore(tmp_path / "store"), BlobStore(tmp_path / "target")
+        blob_id = store.add_bytes(DATA)
+        num_left = 4  # the manifest and three chunks
+
+        def three_chunks(_blob_id: str) -> bool:
+            nonlocal num_left
+            num_left -= 1
+            return num_left >= 0
+
+        server.serve_blobs(store, three_chunks, lambda _blob_id: "blob")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch, fetcher, blob_id, target, server.peer_id)
+            await until(
+                lambda: [one.held_bytes for one in fetcher.downloads()] == [3 * MIB] or None
+            )
+            (view,) = fetcher.downloads()
+            assert (view.blob_id, view.size_bytes) == (blob_id, len(DATA))
+            assert view.bytes_per_s > 0
+            assert target.partial_bytes()[blob_id] == pytest.approx(3 * MIB, abs=65536)
+            num_left = 100
+        assert fetcher.downloads() == ()
+        assert target.partial_bytes() == {}
 
 
 @pytest.mark.parametrize("kind", [LyingStore, HashLyingStore])
