@@ -41,7 +41,7 @@ _SHARED = (
     Timing,
     type(None),
 )
-"""What never changes. (Tuples and frozensets of the machine hold nothing else.)"""
+"""What never changes, as events and actions. (Tuples of the machine hold nothing else.)"""
 
 
 @dataclass(slots=True)
@@ -271,7 +271,7 @@ def _clone_container(value: Any) -> Any:  # noqa: ANN401 - a dict, list or set
 
 def _is_shared(kind: type[object]) -> bool:
     if kind not in _shared_kinds:
-        _shared_kinds[kind] = issubclass(kind, _SHARED)
+        _shared_kinds[kind] = issubclass(kind, _SHARED) or kind.__module__ == ev.__name__
     return _shared_kinds[kind]
 
 

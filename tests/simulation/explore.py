@@ -21,63 +21,24 @@ There is no symmetry to use: ranks are drawn by a hash over the name, so members
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.simulation.actor import Actor
+from tests.simulation.bounds import Bounds, Outcome
+from tests.simulation.invariants import verify_finals, verify_member
+from volunteer.lab.simulation.errors import BrokenRule
 from volunteer.rounds.chain import ChainFacts, ChainRules
-from volunteer.rounds.fork_choice import choose_tip, common_ancestor
 from volunteer.rounds.records import Commit, Contribution, Record, genesis_id
 
 RUN_ID = "e0" * 32
+HEARINGS_A_TICK = 12
+CRASHES_A_STEP = 0.02
+"""How steps are drawn where one way is gone at random."""
 Label = tuple[str, str]
 """(hear, record id), (tick, ""), (answer, number), (crash, "" or "kept")."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """How far to look."""
-
-    num_members: int = 3
-    num_rounds: int = 3
-    """Heights above the settled start."""
-    settled_rounds: int = 2
-    """Heights reached with everyone hearing everything, before anything is tried."""
-    most_commits: int = 99
-    """Proposals in all."""
-    most_visible_steps: int = 99
-    """Records published in all."""
-    num_crashes: int = 1
-    are_answers_slow: bool = False
-    is_hearing_whole: bool = True
-    most_states: int = 10_000_000
-    most_seconds: float = 1e9
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What was seen."""
-
-    num_states: int = 0
-    """Combinations of members' states right after a visible step."""
-    num_local_states: int = 0
-    num_local_steps: int = 0
-    num_published_sets: int = 0
-    most_visible_steps: int = 0
-    highest_final: int = 0
-    """Above the settled start."""
-    num_forked: int = 0
-    """Sets of published records in which some commit has two children."""
-    is_complete: bool = False
-    seconds: float = 0.0
-    broken: str = ""
-    trace: tuple[str, ...] = ()
-    """The visible steps that led to it."""
-
-
-class BrokenRule(AssertionError):
-    """An invariant does not hold."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -138,47 +99,72 @@ class Explorer:
     def run(self) -> Outcome:
         """Search until all is seen, a rule is broken, or a bound on effort is met."""
         began = time.process_time()
+        state = (*self._settle(), self.bounds.num_crashes)
+        stack, seen = [state], {state}
         try:
-            self._search(began)
+            while stack:
+                state = stack.pop()
+                self.outcome.num_states = len(seen)
+                self._look_at(state)
+                for following, text in self._following(state):
+                    if following not in seen:
+                        seen.add(following)
+                        self._came_from[following] = (state, text)
+                        stack.append(following)
+                is_too_long = time.process_time() - began > self.bounds.most_seconds
+                if len(seen) > self.bounds.most_states or is_too_long:
+                    break
+            self.outcome.is_complete = not stack
         except BrokenRule as broken:
             self.outcome.broken = str(broken)
+            self.outcome.trace = tuple(self._trace(state))
         self.outcome.num_local_states = len(self.actors)
         self.outcome.num_local_steps = len(self._stepped)
         self.outcome.num_published_sets = len(self._checked_sets)
         self.outcome.seconds = time.process_time() - began
         return self.outcome
 
-    def _search(self, began: float) -> None:
-        state = (*self._settle(), self.bounds.num_crashes)
-        stack, seen = [state], {state}
-        while stack:
-            state = stack.pop()
-            self.outcome.num_states = len(seen)
-            self._look_at(state)
-            for following, text in self._following(state):
-                if following not in seen:
-                    seen.add(following)
-                    self._came_from[following] = (state, text)
-                    stack.append(following)
-            is_too_long = time.process_time() - began > self.bounds.most_seconds
-            if len(seen) > self.bounds.most_states or is_too_long:
-                return
-        self.outcome.is_complete = True
+    def wander(self, seed: int, num_steps: int) -> Outcome:
+        """Go one long way at random: as deep as no search of all ways can."""
+        rng = random.Random(seed)
+        *locals_, crashes_left = *self._settle(), self.bounds.num_crashes
+        try:
+            for _ in range(num_steps):
+                place = rng.randrange(len(locals_))
+                published = self._published(tuple(locals_))
+                labels = list(self._labels(locals_[place], published, crashes_left))
+                kind = rng.choice(("hear",) * HEARINGS_A_TICK + ("tick", "answer"))
+                if crashes_left and rng.random() < CRASHES_A_STEP:
+                    kind = "crash"
+                of_kind = [label for label in labels if label[0] == kind]
+                if not of_kind:
+                    continue
+                label = rng.choice(of_kind)
+                locals_[place] = self._step(locals_[place], label)
+                crashes_left -= kind == "crash"
+                self._look_at((*locals_, crashes_left))
+        except BrokenRule as broken:
+            self.outcome.broken = str(broken)
+        self.outcome.num_local_states = len(self.actors)
+        return self.outcome
 
     def _settle(self) -> tuple[int, ...]:
-        """Bring everybody into the rosters: all hear all, and one proposes."""
-        actors = [Actor.begin(self.rules, name, are_answers_slow=False) for name in self._names()]
+        """Bring everybody into both rosters, onto one tip to which nobody has contributed yet."""
+        actors = [Actor.begin(self.rules, name) for name in self._names()]
         pool: dict[str, Record] = {}
-        while min(actor.tip.height for actor in actors) < self.bounds.settled_rounds:
-            for actor in actors:
-                for record_id in actor.tick():
-                    pool[record_id] = actor.disk[record_id]
-                for other, (record_id, record) in itertools.product(actors, list(pool.items())):
-                    for published in other.hear(record_id, record):
-                        pool[published] = other.disk[published]
-        self._limit = max(actor.tip.height for actor in actors) + self.bounds.num_rounds
+        for actor in itertools.cycle(actors):
+            todo = actor.tick()
+            while todo:
+                pool |= {i: next(a.disk[i] for a in actors if i in a.disk) for i in todo}
+                todo = [
+                    published
+                    for other, (record_id, record) in itertools.product(actors, list(pool.items()))
+                    for published in other.hear(record_id, record)
+                ]
+            if _is_settled(actors, pool):
+                break
+        self._limit = actors[0].tip.height + self.bounds.num_rounds
         for actor in actors:
-            assert actor.tip.commit_id == actors[0].tip.commit_id
             actor.are_answers_slow = self.bounds.are_answers_slow
         locals_ = tuple(self._number(actor) for actor in actors)
         self._start_mask = self._published(locals_)
@@ -315,18 +301,9 @@ class Explorer:
     # --------------------------------------------------------------------------- invariants
 
     def _check_local(self, actor: Actor) -> None:
-        """I1, I3, I5 and I7 hold for one member's state."""
-        _verify_signed_once(actor)
-        known = actor.machine.known
-        tip = actor.machine.tip
-        if actor.alarm:
-            raise BrokenRule(f"rule 18: {actor.me} has to leave a final commit")
-        if tip is None or tip not in known.usable or tip not in known.states:
-            raise BrokenRule(f"I5: {actor.me} stands on {tip}")
-        start = known.facts[tip].final_id if not known.facts[tip].resets else known.rules.genesis_id
-        if known.usable_choice.best(start) != choose_tip(known.usable_choice.tree, start):
-            raise BrokenRule(f"I5: {actor.me} kept a path that is not the choice")
-        for commit_id, facts in known.facts.items():
+        """I1, I3, I5, I7 and the lock hold for one member's state."""
+        verify_member(actor)
+        for commit_id, facts in actor.machine.known.facts.items():
             if self.facts.setdefault(commit_id, facts) != facts:
                 raise BrokenRule(f"I7: two members differ in the facts at {commit_id[:8]}")
             if commit_id not in self._work_on:
@@ -350,11 +327,7 @@ class Explorer:
         if published in self._checked_sets:
             return
         self._checked_sets.add(published)
-        try:
-            self._check_finals(published)
-        except BrokenRule:
-            self.outcome.trace = tuple(self._trace(state))
-            raise
+        self._check_finals(published)
 
     def _check_finals(self, published: int) -> None:
         """I2, over every chain that anybody knows, and that one commit a height is certified."""
@@ -365,22 +338,7 @@ class Explorer:
         highest = max(facts.final_height for facts in commits)
         above = highest - (self._limit - self.bounds.num_rounds)
         self.outcome.highest_final = max(self.outcome.highest_final, above)
-        for one, other in itertools.combinations({facts.final_id for facts in commits}, 2):
-            if self._is_conflict(one, other):
-                raise BrokenRule(f"I2: {self._short(one)} and {self._short(other)} are final")
-        for one, other in itertools.combinations({facts.certified_id for facts in commits}, 2):
-            if self.facts[one].height == self.facts[other].height and self._is_conflict(one, other):
-                names = f"{self._short(one)} and {self._short(other)}"
-                raise BrokenRule(f"I2's lemma: {names} at one height are certified")
-
-    def _is_conflict(self, one: str, other: str) -> bool:
-        ancestor = common_ancestor(self.facts, one, other)
-        resets = self.facts[ancestor].resets
-        is_reset_between = self.facts[one].resets != resets or self.facts[other].resets != resets
-        return ancestor not in (one, other) and not is_reset_between
-
-    def _short(self, record_id: str) -> str:
-        return f"#{self._bit_of.get(record_id, -1)}"
+        verify_finals(self.facts, commits)
 
     def _trace(self, state: tuple[int, ...]) -> list[str]:
         texts = []
@@ -390,19 +348,14 @@ class Explorer:
         return texts[::-1]
 
 
-def _verify_signed_once(actor: Actor) -> None:
-    """I1: one vote a height, one contribution and one proposal a commit."""
-    signed: set[tuple[str, str]] = set()
-    for record in actor.disk.values():
-        keys = []
-        if isinstance(record, Contribution) and record.author == actor.me:
-            keys = [("contribution", record.base)]
-            keys += [("vote", str(record.round_index))] * record.vote
-        elif isinstance(record, Commit) and record.proposer == actor.me:
-            keys = [("commit", record.parent)]
-        if not signed.isdisjoint(keys):
-            raise BrokenRule(f"I1: {actor.me} signed twice: {keys}")
-        signed.update(keys)
+def _is_settled(actors: list[Actor], pool: dict[str, Record]) -> bool:
+    tip = actors[0].tip
+    is_untouched = all(
+        record.base != tip.commit_id for record in pool.values() if isinstance(record, Contribution)
+    )
+    is_everyone_in = all(len(roster) == len(actors) for roster in tip.rosters)
+    are_together = all(actor.tip == tip for actor in actors)
+    return is_untouched and is_everyone_in and are_together
 
 
 def _bits(mask: int) -> Iterator[int]:

@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Iterable
 
 from tests.simulation.actor import Actor
+from tests.simulation.invariants import is_conflict
 from volunteer.rounds.chain import ChainFacts, ChainRules
-from volunteer.rounds.fork_choice import common_ancestor
 from volunteer.rounds.records import Commit, Contribution, Record, genesis_id
 
 RUN_ID = "57" * 32
@@ -115,11 +115,3 @@ class Stage:
         finals = sorted({each.final_id for each in facts.values()})
         pairs = itertools.combinations(finals, 2)
         return [(one, other) for one, other in pairs if is_conflict(facts, one, other)]
-
-
-def is_conflict(facts: dict[str, ChainFacts], one: str, other: str) -> bool:
-    """Return whether two commits lie on no one chain, with no reset above their fork."""
-    ancestor = common_ancestor(facts, one, other)
-    resets = facts[ancestor].resets
-    is_reset_between = facts[one].resets != resets or facts[other].resets != resets
-    return ancestor not in (one, other) and not is_reset_between
