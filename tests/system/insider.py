@@ -39,6 +39,7 @@ PROTOCOLS = (
     "/allmende/blob/1",
     "/allmende/peers/1",
     "/allmende/kad/1.0.0",
+    "/allmende/hello/1",
     "/ipfs/ping/1.0.0",
     PUBSUB,
     "/unknown/1",
