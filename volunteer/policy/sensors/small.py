@@ -114,12 +114,23 @@ class DisplayFinder:
     def __init__(self, places: Places) -> None:
         """Look in `places`."""
         self._places = places
+        self._seen: tuple[int, float] | None = None
+        self._x11: tuple[int, ...] = ()
 
     def read(self) -> Displays:
-        """Return the displays that are there."""
-        return Displays(
-            tuple(x11.find_displays(self._places)), tuple(wayland.find_sockets(self._places))
-        )
+        """Return the displays that are there; X servers are only asked who they are if new."""
+        seen = self._x11_stamp()
+        if seen != self._seen:
+            self._seen, self._x11 = seen, tuple(x11.find_displays(self._places))
+        return Displays(self._x11, tuple(wayland.find_sockets(self._places)))
+
+    def _x11_stamp(self) -> tuple[int, float] | None:
+        """Return what changes whenever a socket or a lock comes or goes."""
+        try:
+            sockets = self._places.x11_dir.stat()
+            return sockets.st_mtime_ns, self._places.lock_dir.stat().st_mtime
+        except OSError:
+            return None
 
     def close(self) -> None:
         """Nothing is held open."""

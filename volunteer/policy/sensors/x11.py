@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import time
+from pathlib import Path
 
 from volunteer.policy.sensors.display import DisplayReading
 from volunteer.policy.sensors.places import Places
@@ -41,18 +42,37 @@ def find_displays(places: Places) -> list[int]:
 def is_real_server(places: Places, number: int) -> bool:
     """Return whether display `number` is an X server's own, and not a Wayland compositor's.
 
-    The lock file names the process: `Xorg`, `Xvnc`, `Xvfb`; or the compositor, or `Xwayland`. One
-    of another user is that user's; logind tells of it.
+    The lock file names the process: `Xorg`, `Xvnc`, `Xvfb`; or the compositor, or `Xwayland`. A
+    server that chose its number by itself has no lock file; compositors always do, so that it may
+    be asked who listens without starting anything. One of another user is that user's; logind
+    tells of it.
     """
     try:
         pid = int((places.lock_dir / f".X{number}-lock").read_text("ascii"))
+    except (OSError, ValueError):
+        pid = _listener(places.x11_dir / f"X{number}")
+    try:
         comm_file = places.proc_dir / str(pid) / "comm"
         name = comm_file.read_text("utf-8", "replace").strip()
         if comm_file.stat().st_uid not in (0, os.getuid()):
             return False
-    except (OSError, ValueError):
+    except OSError:
         return False
     return name.startswith("X") and not name.startswith("Xwayland")
+
+
+def _listener(socket_file: Path) -> int:
+    """Return the process that listens on a socket; 0 where nobody does, or the system hides it."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return 0
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(TIMEOUT_S)
+        try:
+            connection.connect(str(socket_file))
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        except OSError:
+            return 0
+    return int(struct.unpack("3i", credentials)[0])
 
 
 def find_cookie(places: Places, number: int) -> bytes:
