@@ -57,6 +57,7 @@ from volunteer.training.child_process import (
     EventWriter,
     claim_stdout,
     end_with_parent,
+    keep_freed_memory,
     lower_priority,
     read_lines,
 )
@@ -261,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Every file appears by a rename, so the process may end anywhere.
     end_with_parent(lambda: os._exit(1))
     _yield_to_everyone()
+    keep_freed_memory()
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(False)  # a library linked with -ffast-math may have switched it on
     try:

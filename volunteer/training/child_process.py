@@ -29,6 +29,9 @@ from volunteer.messages import MAX_LINE_BYTES, encode_line, parse_line
 CommandT = TypeVar("CommandT")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_KEPT_BYTES = 32 << 20
+_KEPT_BLOCK_BYTES = 8 << 20  # a slice in fp64 has 2 MiB; larger blocks go back when freed
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +40,18 @@ def lower_priority(niceness: int) -> None:
     """Let everything else on the machine go first."""
     if hasattr(os, "nice"):
         os.nice(niceness)
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep up to 32 MiB of what is freed, for the next slice of a vector.
+
+    glibc gives it back to the system at once, and the page faults of taking it anew were 60 % of
+    the CPU of aggregation and outer step. Elsewhere nothing is changed.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # a libc without mallopt
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def claim_stdout() -> BinaryIO:

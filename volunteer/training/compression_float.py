@@ -37,7 +37,8 @@ FLOAT_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 MAX_MEASURE_CODE = 2**15 - 1
 MIN_MEASURED = 2.0**-110
 """A block whose largest element is smaller is measured as zero: its scale would be subnormal."""
-_FP16_EXPONENT = 0x7C00  # all ones: infinite or not a number
+_FP16_MAGNITUDE = 0x7FFF
+_FP16_INFINITY = 0x7C00  # above it are the not-a-numbers
 _FP32_MAGNITUDE = 0x7FFFFFFF
 _MIN_BITS = int(np.float32(MIN_MAGNITUDE).view(np.int32))
 _MAX_BITS = int(np.float32(MAX_MAGNITUDE).view(np.int32))
@@ -90,11 +91,14 @@ class FloatGradient(EncodedGradient):
 
 
 def _are_valid(values_S: Tensor) -> bool:
+    """Compare bit patterns, whose order is that of the magnitudes; `amax` is the fastest test."""
     if values_S.dtype == torch.float16:
-        exponents_S = values_S.view(torch.int16) & _FP16_EXPONENT
-        return not bool((exponents_S == _FP16_EXPONENT).any())
+        return int((values_S.view(torch.int16) & _FP16_MAGNITUDE).amax()) < _FP16_INFINITY
     bits_S = values_S.view(torch.int32) & _FP32_MAGNITUDE
-    return bool(((bits_S == 0) | ((bits_S >= _MIN_BITS) & (bits_S <= _MAX_BITS))).all())
+    if int(bits_S.amax()) > _MAX_BITS:
+        return False
+    # One less, zero becomes the largest: what is below the smallest normal is subnormal.
+    return int(bits_S.sub_(1).bitwise_and_(_FP32_MAGNITUDE).amin()) >= _MIN_BITS - 1
 
 
 def _measure(x_NB: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,8 +107,8 @@ def _measure(x_NB: Tensor) -> tuple[Tensor, Tensor]:
     scales_N = torch.where(amax_N < MIN_MEASURED, 0.0, amax_N / MAX_MEASURE_CODE)
     # Division by infinity: every code of a block that counts as zero is zero.
     divisors_N = torch.where(scales_N == 0, math.inf, scales_N)
-    codes_NB = x_NB.div_(divisors_N[:, None]).round_().clamp_(-MAX_MEASURE_CODE, MAX_MEASURE_CODE)
-    return codes_NB.to(torch.int32), scales_N
+    # No clamp: amax / (amax / 32767), with a rounding each, rounds to 32767.
+    return x_NB.div_(divisors_N[:, None]).round_().to(torch.int32), scales_N
 
 
 def encode_float(x_P: Tensor, codec: CodecSpec) -> FloatGradient:
@@ -112,7 +116,7 @@ def encode_float(x_P: Tensor, codec: CodecSpec) -> FloatGradient:
     values_P = x_P.to(FLOAT_DTYPES[codec.id], copy=True)
     for start, stop in slices(len(values_P), codec.block_elements):
         values_S = values_P[start:stop]
-        if values_S.dtype == torch.float32:
+        if values_S.dtype == torch.float32 and not _are_valid(values_S):
             values_S.masked_fill_(values_S.abs() < MIN_MAGNITUDE, 0.0)
         if not _are_valid(values_S):
             raise ContributionRejectedError(

@@ -109,7 +109,7 @@ class Int4Gradient(EncodedGradient):
         step = compression_base._SLICE_ELEMENTS
         for start in range(0, len(self.codes), step):
             packed = self.codes[start : start + step]
-            if bool((((packed & 0x0F) == 0) | (packed < 0x10)).any()):
+            if int((packed & 0x0F).amin()) == 0 or int(packed.amin()) < 0x10:
                 raise ContributionRejectedError("the blob has a code outside -7..7")
         if self.num_elements % 2 and int(self.codes[-1]) >> 4 != _NIBBLE_OF_ZERO:
             raise ContributionRejectedError("the blob's padding is not zero")

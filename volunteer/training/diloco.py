@@ -28,6 +28,7 @@ from volunteer.messages import Contribute, Encoded, OwnWork, Rebase
 from volunteer.run import RunSpec
 from volunteer.training import carrying, pseudo_gradient
 from volunteer.training.devices import Device
+from volunteer.training.finite import is_finite
 from volunteer.training.inner import AdamState, NotFiniteError, StepResult, take_inner_step
 from volunteer.training.model import TrainableWeights
 from volunteer.training.progress import (
@@ -230,5 +231,5 @@ def verify_finite(state: LocalState) -> None:
     Raises:
         NotFiniteError: they are not.
     """
-    if not bool(torch.isfinite(state.weights.weights_P).all()):
+    if not is_finite(state.weights.weights_P):
         raise NotFiniteError("the local weights hold infinities or not-a-numbers")

@@ -35,14 +35,13 @@ def outer_step(
         The new G and m, in the dtype of the old ones. The step uses m as rounded to that dtype, so
         that it is a function of what the state file holds.
 
-    Cost: four vectors of fp64; give slices where that is too much.
+    Cost: two vectors of fp64; give slices where that is too much.
     """
-    aggregate_64 = aggregate_P.to(torch.float64)
-    momentum_64 = momentum_P.to(torch.float64) * outer.momentum
-    momentum_64 = momentum_64 + aggregate_64
-    new_momentum_P = momentum_64.to(momentum_P.dtype)
-    step_64 = new_momentum_P.to(torch.float64) * outer.momentum
-    step_64 = step_64 + aggregate_64
-    step_64 = step_64 * outer.lr
-    new_weights_P = (weights_P.to(torch.float64) - step_64).to(weights_P.dtype)
-    return new_weights_P, new_momentum_P
+    aggregate_64 = aggregate_P.to(torch.float64, copy=True)
+    momentum_64 = momentum_P.to(torch.float64, copy=True)
+    momentum_64.mul_(outer.momentum).add_(aggregate_64)
+    new_momentum_P = momentum_64.to(momentum_P.dtype, copy=True)
+    step_64 = momentum_64.copy_(new_momentum_P)
+    step_64.mul_(outer.momentum).add_(aggregate_64).mul_(outer.lr)
+    weights_64 = aggregate_64.copy_(weights_P)
+    return weights_64.sub_(step_64).to(weights_P.dtype), new_momentum_P

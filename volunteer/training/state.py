@@ -33,6 +33,7 @@ from volunteer.training.blob_format import (
     file_bytes,
     header_bytes,
 )
+from volunteer.training.finite import is_finite
 
 FORMAT = "allmende/state/1"
 _ITEM_BYTES = 4
@@ -153,7 +154,7 @@ def _header(num_parameters: int) -> bytes:
 
 def _verify_finite(piece: StateSlice) -> None:
     for tensor in (piece.weights_S, piece.momentum_S):
-        if not bool(torch.isfinite(tensor).all()):
+        if not is_finite(tensor):
             raise CheckpointCorruptError(f"the state is not finite at or after {piece.start}")
 
 

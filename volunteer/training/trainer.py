@@ -45,6 +45,7 @@ from volunteer.training.child_process import (
     Inbox,
     claim_stdout,
     end_with_parent,
+    keep_freed_memory,
     lower_priority,
 )
 
@@ -59,6 +60,7 @@ def main() -> int:
     arguments = _parse_arguments()
     set_up_log(arguments.log_file)
     lower_priority(NICENESS)
+    keep_freed_memory()
     inbox: Inbox[TrainerCommand] = Inbox(trainer_command_decoder, StopTrainer())
     writer = EventWriter(claim_stdout(), on_closed=inbox.request_stop)
     end_with_parent(inbox.request_stop)
