@@ -18,7 +18,11 @@ class Bounds:
     """Records published in all."""
     num_crashes: int = 1
     are_answers_slow: bool = False
+    """Whether encoding, proposing and applying end at any later step."""
     is_hearing_whole: bool = True
+    """Whether what a record refers to is heard with it."""
+    is_checking_merges: bool = False
+    """Whether two states of a member that look alike are seen to go on alike."""
     most_states: int = 10_000_000
     most_seconds: float = 1e9
 

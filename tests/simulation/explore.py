@@ -242,18 +242,21 @@ class Explorer:
         key = (local, label)
         if key not in self._stepped:
             actor = self.actors[local].clone()
-            match label:
-                case ("tick", _):
-                    actor.tick()
-                case ("hear", record_id):
-                    for bit in _bits(self._heard_with(local, self._bit_of[record_id])):
-                        actor.hear(*self.records[bit])
-                case ("answer", number):
-                    actor.answer(int(number))
-                case (_, kept):
-                    actor.crash(is_encoding_kept=bool(kept))
+            self._take(actor, label, local)
             self._stepped[key] = self._number(actor)
         return self._stepped[key]
+
+    def _take(self, actor: Actor, label: Label, local: int) -> None:
+        match label:
+            case ("tick", _):
+                actor.tick()
+            case ("hear", record_id):
+                for bit in _bits(self._heard_with(local, self._bit_of[record_id])):
+                    actor.hear(*self.records[bit])
+            case ("answer", number):
+                actor.answer(int(number))
+            case (_, kept):
+                actor.crash(is_encoding_kept=bool(kept))
 
     def _heard_with(self, local: int, bit: int) -> int:
         """Return what is heard together with a record; lower bits refer to nothing higher."""
@@ -272,7 +275,23 @@ class Explorer:
             self.actors.append(actor)
             self._disks.append(sum(1 << self._bit_of[i] for i in actor.disk))
             self._check_local(actor)
+        elif self.bounds.is_checking_merges:
+            self._check_merge(self._numbers[fingerprint], actor)
         return self._numbers[fingerprint]
+
+    def _check_merge(self, local: int, actor: Actor) -> None:
+        """Two states that are held to be one take every step in the same way."""
+        steps: list[Label] = [("tick", ""), ("crash", "")]
+        steps += [("hear", self.records[b][0]) for b in self._missing_bits(local)]
+        for label in steps:
+            one, other = self.actors[local].clone(), actor.clone()
+            for each in (one, other):
+                self._take(each, label, local)
+            if one.fingerprint() != other.fingerprint() or one.published != other.published:
+                raise BrokenRule(f"the search: states that differ are held to be one, {label}")
+
+    def _missing_bits(self, local: int) -> Iterator[int]:
+        return _bits(((1 << len(self.records)) - 1) & ~self._disks[local])
 
     def _register(self, record_id: str, record: Record) -> None:
         bit = len(self.records)

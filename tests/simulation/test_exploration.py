@@ -37,6 +37,11 @@ COMPLETE: dict[str, dict[str, float]] = {
         "is_hearing_whole": False,
     },
     "two members, two rounds, a crash": {"num_members": 2, "num_rounds": 2},
+    "one round with a crash, looking twice at states held to be one": {
+        "num_rounds": 1,
+        "is_checking_merges": True,
+        "most_visible_steps": 4,
+    },
     "three rounds with a crash, up to 5 records": {"num_rounds": 3, "most_visible_steps": 5},
 }
 

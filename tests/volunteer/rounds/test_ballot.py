@@ -79,3 +79,53 @@ def test_a_vote_on_a_chain_certified_lower_does_not_lower_the_lock() -> None:
     assert ballot.may_vote(chain.facts(other))
     vote(chain, ballot, other)
     assert ballot.lock_id == ours
+
+
+def test_a_lock_gives_way_to_a_reset_between() -> None:
+    chain, tip = grown()
+    ballot = ballot_of(chain)
+    # Two members of three go on alone and apart, beyond the expiry; `b` has voted on the higher.
+    higher = chain.rounds(tip, "b", 14)[-1]
+    lower = chain.rounds(tip, "c", 12)[-1]
+    assert chain.facts(higher).resets == chain.facts(lower).resets == 1 + chain.facts(tip).resets
+    vote(chain, ballot, higher)
+    for _ in range(2):
+        lower = chain.round(lower, "c", voters="")
+    assert chain.facts(lower).height == ballot.voted_height
+    assert not ballot.may_vote(chain.facts(lower)), "one vote a height, for all that"
+    lower = chain.round(lower, "c", voters="")
+    assert chain.facts(lower).certified_height < ballot.lock_height
+    assert ballot.may_vote(chain.facts(lower))
+
+
+def test_what_was_certified_below_a_reset_binds_beyond_it() -> None:
+    chain, tip = grown()
+    ballot = ballot_of(chain)
+    ours = chain.round(tip, "ab")
+    chain_on = chain.round(ours, "ab")  # certifies `ours`
+    alone = chain.rounds(chain_on, "b", 14)[-1]
+    assert chain.facts(alone).resets == 1 + chain.facts(tip).resets
+    vote(chain, ballot, alone)
+    assert chain.facts(ballot.lock_id).resets > chain.facts(tip).resets
+    rival = chain.rounds(tip, "c", 7)[-1]
+    ballot.voted_height = chain.facts(rival).height - 1  # as if it had voted less far
+    assert chain.facts(rival).resets == chain.facts(tip).resets
+    assert chain.facts(rival).certified_height < chain.facts(ours).height
+    assert not ballot.may_vote(chain.facts(rival))
+
+
+def test_a_vote_off_the_lock_moves_the_lock() -> None:
+    chain, tip = grown()
+    ballot = ballot_of(chain)
+    vote(chain, ballot, chain.rounds(tip, "b", 14)[-1])
+    was_locked_at = ballot.lock_height
+    lower = chain.rounds(tip, "c", 12)[-1]
+    for _ in range(4):
+        lower = chain.round(lower, "c", voters="")
+    assert chain.facts(lower).certified_height < was_locked_at
+    assert ballot.may_vote(chain.facts(lower))
+    vote(chain, ballot, lower)
+    assert ballot.lock_id == chain.facts(lower).certified_id
+    # Read back in any order, as after a crash, an older vote does not take it back down.
+    vote(chain, ballot, tip)
+    assert ballot.lock_id == chain.facts(lower).certified_id
