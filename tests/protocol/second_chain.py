@@ -172,17 +172,23 @@ class Rules:
             found.append(p.parent)
         return found
 
+    def roster(self, c: Commit, active: frozenset[str]) -> frozenset[str]:
+        if len(active) <= self.max_contributions:
+            return active
+        return frozenset(self.order(c)[: max(1, self.max_contributions // 3)])
+
     def move_rosters(self, c: Commit, p: Commit) -> None:
         active = self.active(c)
         if not active:
             return
         if c.final > p.final and c.final >= p.since:
-            pair = (p.rosters[1], active)
+            pair = (p.rosters[1], self.roster(c, active))
             if pair != p.rosters:
                 c.rosters, c.since = pair, c.height
             return
         is_late = c.height - max(c.final, p.last_reset) >= self.expiry_rounds
         is_lost = is_late and not self.is_quorum(p, set(active))
         if not p.rosters[1] or is_lost:
-            c.rosters, c.since = (active, active), c.height
+            roster = self.roster(c, active)
+            c.rosters, c.since = (roster, roster), c.height
             c.resets, c.last_reset = p.resets + 1, c.height

@@ -24,6 +24,9 @@ RECENT_COMMITS = 3
 """A peer listed in the last 3 commits is expected in the next one (rules 13, 22)."""
 PROBATION_ROUNDS = 5
 """Listed in fewer commits than this, an author is a newcomer (DESIGN.md section 4)."""
+COMMITTEE_PART = 3
+"""Where more are active than a commit can list, the roster is the first max_contributions / 3 of
+them: both rosters then fit into one list, and a third of it is left for everybody else."""
 OUTSIDER_RANKS = 4
 """Peers that the chain does not know stand in after all that it knows, spread by hash."""
 
@@ -293,7 +296,7 @@ def _with_rosters(rules: ChainRules, parent: ChainFacts, facts: ChainFacts) -> C
     active = active_at(rules, facts)
     has_new_final = facts.final_height > parent.final_height
     if active and has_new_final and facts.final_height >= facts.rosters_since:
-        rosters = (facts.rosters[1], active)
+        rosters = (facts.rosters[1], _roster(rules, facts, active))
         if rosters != facts.rosters:
             facts = replace(facts, rosters=rosters, rosters_since=facts.height)
         return facts
@@ -302,14 +305,27 @@ def _with_rosters(rules: ChainRules, parent: ChainFacts, facts: ChainFacts) -> C
     idle_heights = facts.height - max(facts.final_height, facts.last_reset)
     is_expired = idle_heights >= rules.expiry_rounds and not is_quorum(rules, facts.rosters, active)
     if active and (is_open or is_expired):
+        roster = _roster(rules, facts, active)
         return replace(
             facts,
-            rosters=(active, active),
+            rosters=(roster, roster),
             rosters_since=facts.height,
             resets=facts.resets + 1,
             last_reset=facts.height,
         )
     return facts
+
+
+def _roster(rules: ChainRules, facts: ChainFacts, active: frozenset[str]) -> frozenset[str]:
+    """Return who makes the next roster: all that are active, or a committee of them.
+
+    A quorum must fit into one commit's list, or nothing is ever certified promptly. The committee
+    is whom the next ranks name: seen lately, and drawn anew by hash whenever the rosters move on.
+    """
+    if len(active) <= rules.max_contributions:
+        return active
+    size = max(1, rules.max_contributions // COMMITTEE_PART)
+    return frozenset(rank_order(rules, facts)[:size])
 
 
 def _voters(listed: list[Contribution], base: str) -> frozenset[str]:

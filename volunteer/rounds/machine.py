@@ -46,6 +46,7 @@ from volunteer.rounds.turn import (
     is_child_on_its_way,
     least_turn_delay_s,
     leavings_to_list,
+    roster_votes,
     turn_delay_s,
 )
 from volunteer.rounds.watch import Watch
@@ -376,7 +377,12 @@ class Machine:
         turn_s = self.closed_at_s + turn_delay_s(self.known, facts, self.timing, self.me)
         if not eligible or now_s < turn_s or self._is_child_on_its_way(facts, now_s):
             return
-        chosen = sample_contributions(eligible, self.rules.max_contributions, seed=facts.commit_id)
+        chosen = sample_contributions(
+            eligible,
+            self.rules.max_contributions,
+            seed=facts.commit_id,
+            first=roster_votes(self.known, facts, eligible),
+        )
         if self._requests.begin(Kind.PROPOSE, facts.commit_id, now_s):
             listed = listed_in_order(chosen, facts, self.known.contributions)
             self._actions.append(ev.ComputeProposal(facts.commit_id, listed))

@@ -5,7 +5,7 @@ Runs in: agent, simulation. Pure. ROUNDS.md rules 5, 22 and 23.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from volunteer.rounds.chain import (
@@ -52,6 +52,12 @@ def eligible_contributions(
             authors.add(key)
             eligible.append(contribution_id)
     return tuple(eligible)
+
+
+def roster_votes(known: Knowledge, tip: ChainFacts, eligible: Iterable[str]) -> frozenset[str]:
+    """Return those of `eligible` that members of the rosters have made on `tip`, or just below."""
+    members = tip.rosters[0] | tip.rosters[1]
+    return frozenset(i for i in eligible if known.contributions[i].author in members)
 
 
 def leavings_to_list(known: Knowledge, tip: ChainFacts, me: str, *, limit: int) -> tuple[str, ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.volunteer.rounds.chain_builder import ChainBuilder, make_rules
 from tests.volunteer.rounds.desk import FAILOVER_S, GRACE_S, ROUND_S, Desk, desk_at, only, others
 from tests.volunteer.rounds.test_chain import grown
 from volunteer.rounds import events as ev
 from volunteer.rounds.chain import rank_order
-from volunteer.rounds.turn import Timing, least_turn_delay_s, turn_delay_s
+from volunteer.rounds.sampling import sample_contributions
+from volunteer.rounds.turn import Timing, least_turn_delay_s, roster_votes, turn_delay_s
 
 
 def test_the_ranks_that_are_kept_belong_to_one_commit_and_one_set_of_rules() -> None:
@@ -79,3 +81,40 @@ def test_a_commit_beside_the_path_that_the_headers_count_is_fetched_or_set_aside
     desk.feed(ev.RequestFailed(lacking))
     assert beside in known.withheld
     assert known.header_choice.best(start) == ours
+
+
+def test_the_rosters_fill_three_quarters_of_a_list_at_most() -> None:
+    members, others = [f"m{i}" for i in range(20)], [f"o{i}" for i in range(20)]
+    chosen = sample_contributions([*members, *others], 8, seed="x", first=members)
+    assert len(chosen) == 8
+    assert sum(i in members for i in chosen) >= 6
+    few = sample_contributions([*members[:3], *others], 8, seed="x", first=members)
+    assert set(members[:3]) < set(few)
+    lists = [
+        sample_contributions([*members, *others], 8, seed=f"{i}", first=members) for i in range(50)
+    ]
+    assert {i for chosen in lists for i in chosen} == {*members, *others}
+
+
+def test_where_more_are_active_than_a_commit_lists_a_committee_makes_them_final() -> None:
+    """Else no list could hold a quorum, and nothing became final (30 members, 10 a commit)."""
+    people, most = "abcdefghijkl", 6
+    chain = ChainBuilder(make_rules(publisher="", max_contributions=most))
+    tip = chain.genesis
+    for _ in range(12):
+        facts = chain.facts(tip)
+        made = {author: chain.contribution(author, tip) for author in people}
+        chosen = sample_contributions(
+            sorted(made.values()),
+            most,
+            seed=tip,
+            first=roster_votes(chain.known, facts, made.values()),
+        )
+        assert len(chosen) == most
+        tip = chain.commit(tip, chosen)
+    facts = chain.facts(tip)
+    assert len(facts.seen) > most, "who founded the run does not fill every list"
+    assert len(facts.rosters[0] | facts.rosters[1]) <= most
+    assert facts.final_height == facts.height - 2
+    assert facts.resets == 1
+    assert len(facts.rosters[1]) == most // 3

@@ -216,6 +216,7 @@ class Member:
             save=self._save,
             answer=self.feed,
             after=self.after,
+            is_honest=not self.is_liar,
         )
         self.feed(ev.ContributingChanged(True))
         last = self.disk.snapshot.last

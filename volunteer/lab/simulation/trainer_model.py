@@ -76,6 +76,8 @@ class TrainerModel:
     answer: Callable[[ev.Event], None]
     after: Callable[[float, Callable[[], None]], None]
     """Do something later, in the machine's time: a lid that is closed delays it."""
+    is_honest: bool = True
+    """A liar's books may say anything."""
     open_units: list[Unit] = field(default_factory=list)
     carried: frozenset[str] = frozenset()
     is_ended: bool = False
@@ -162,7 +164,7 @@ class TrainerModel:
         carried_units = [self.contents.new_part(i, self.own) for i in sorted(self.carried)]
         units = frozenset(self.open_units).union(*carried_units)
         expected = len(self.open_units) + sum(map(len, carried_units))
-        if len(units) != expected:
+        if self.is_honest and len(units) != expected:
             raise BrokenRule(f"I4: {self.me} puts the same work twice into one contribution")
         if not self.open_units:
             self.answer(ev.WorkReported(0))
