@@ -247,8 +247,8 @@ def _clone(value: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - any part 
         return value
     if id(value) in memo:
         return memo[id(value)]
-    if kind in (dict, list, set):
-        copied = memo[id(value)] = _clone_container(value)
+    if issubclass(kind, dict | list | set):
+        copied = memo[id(value)] = _clone_container(value, memo)
     elif kind is MethodType:
         copied = MethodType(value.__func__, _clone(value.__self__, memo))
     else:
@@ -259,14 +259,18 @@ def _clone(value: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - any part 
     return copied
 
 
-def _clone_container(value: Any) -> Any:  # noqa: ANN401 - a dict, list or set
-    """Copy a container: its parts are never containers that something else holds as well."""
+def _clone_container(value: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - dict, list or set
+    """Copy a container: its parts are all of one kind."""
+    copied = value.copy()
+    parts = value.values() if isinstance(value, dict) else value
+    if _is_shared(type(next(iter(parts), None))):
+        return copied
     if isinstance(value, dict):
-        if _is_shared(type(next(iter(value.values()), None))):
-            return value.copy()
-        return {key: _clone_container(part) for key, part in value.items()}
-    assert _is_shared(type(next(iter(value), None))), value
-    return value.copy()
+        copied.update((key, _clone(part, memo)) for key, part in value.items())
+    else:
+        assert isinstance(value, list), value
+        copied[:] = [_clone(part, memo) for part in value]
+    return copied
 
 
 def _is_shared(kind: type[object]) -> bool:

@@ -40,7 +40,7 @@ class Mutation:
     schedule: Callable[[], str]
     """Returns what was broken; empty if nothing was."""
     breaks: str
-    """What is said of what it breaks, in part."""
+    """Matches what is said of what it breaks."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -218,7 +218,7 @@ MUTATIONS = {
         partial(simulate, Scenario(num_members=4, num_liars=1, lies=("wrong-hash",))),
         "stands on another state",
     ),
-    "stale contributions": Mutation(accept_stale, partial(simulate, _HOSTILE_3), "I3"),
+    "stale contributions": Mutation(accept_stale, partial(simulate, _HOSTILE_3), "I3|I4"),
     "carry what is in flight": Mutation(carry_in_flight, partial(simulate, _HOSTILE_3), "I4"),
     "carry by events": Mutation(carry_by_events, partial(simulate, _HOSTILE_3), "I4"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.simulation import adversary
@@ -16,7 +18,7 @@ def test_a_rule_that_is_taken_out_is_missed(name: str) -> None:
     assert not mutation.schedule(), "with the rule in, the same schedule breaks nothing"
     with mutation.applied():
         broken = mutation.schedule()
-    assert mutation.breaks in broken
+    assert re.search(mutation.breaks, broken), broken
 
 
 @pytest.mark.parametrize(("faster", "slower"), [("ab", "cd"), ("cd", "ab")])
