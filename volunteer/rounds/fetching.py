@@ -51,15 +51,17 @@ class Fetching:
             if self.requests.ask(record_id, now_s, RECORD_AGAIN_S)
         ]
         self._look_for_open((tip.commit_id, tip.parent_id))
-        # Who waits for a state has nothing to propose here, whatever its blobs may cost.
-        is_left_behind = self.known.rules.state_bytes and self.requests.is_busy(Kind.FETCH_STATE)
-        for open_here in () if is_left_behind else self._open.values():
+        for open_here in () if self._is_left_behind() else self._open.values():
             wanted = (i for i in open_here if self.known.contributions[i].author not in self.banned)
             actions += self._blobs(wanted, now_s)
         usable = self.known.facts[self.known.usable_choice.best(start)]
         if not is_contributing and usable.height >= tip.height + self.known.rules.journal_rounds:
             return actions  # enough to go on with; after a longer pause a state is fetched
         return actions + self._headers(start, now_s, is_contributing=is_contributing)
+
+    def _is_left_behind(self) -> bool:
+        """Tell whether a state is on its way: what is here has nothing to propose or compute."""
+        return self.known.rules.state_bytes > 0 and self.requests.is_busy(Kind.FETCH_STATE)
 
     def _look_for_open(self, bases: tuple[str, ...]) -> None:
         """Find what is not settled on these bases; most events change nothing there."""
@@ -141,7 +143,8 @@ class Fetching:
     def state(self, needs: Needs, now_s: float) -> list[ev.Action]:
         """Return how to get the state that `needs` names: computed, or fetched."""
         actions: list[ev.Action] = []
-        if needs.compute and self.requests.begin(Kind.COMPUTE, needs.compute, now_s):
+        may_compute = needs.compute and not self._is_left_behind()
+        if may_compute and self.requests.begin(Kind.COMPUTE, needs.compute, now_s):
             commit = self.known.commits[needs.compute]
             parent = self.known.facts[commit.parent]
             listed = listed_in_order(commit.contributions, parent, self.known.contributions)
