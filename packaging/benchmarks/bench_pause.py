@@ -2,10 +2,10 @@
 
     python packaging/benchmarks/bench_pause.py [--times 50] [--json FILE]
 
-An agent trains the built-in run on the CPU while an Xvfb of its own is idle; xdotool moves the mouse
-through the server's own input; the agent sees it through the X protocol, as on a desktop. Needs
-Debian's packages xvfb and xdotool. Input counts at once, so nothing is taken off for steadiness. At
-the end the token ledger must add up over all the pauses.
+An agent trains the built-in run on the CPU while an Xvfb of its own is idle; xdotool moves the
+mouse through the server's own input; the agent sees it through the X protocol, as on a desktop.
+Needs Debian's packages xvfb and xdotool. Input counts at once, so nothing is taken off for
+steadiness. At the end the token ledger must add up over all the pauses.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -38,6 +39,7 @@ others_cpu_limit = 1
 pause_on_battery = false
 """
 WAIT_S = 120.0
+_never = threading.Event()
 _STOP = re.compile(
     r"^(\S+ \S+) INFO .*trainer stopped: last_step_after_s=([\d.]+) gone_after_s=([\d.]+)", re.M
 )
@@ -91,7 +93,7 @@ class Bench:
             if status and status.state == "contributing" and status.inner_step > least_step:
                 assert status.trainer_pid is not None
                 return status.trainer_pid
-            time.sleep(0.05)
+            _never.wait(0.05)
         sys.exit(f"it does not contribute: {self.status()}")
 
     def touch(self) -> float:
@@ -121,7 +123,7 @@ def measure_one(bench: Bench, number: int, least_step: int) -> dict[str, float]:
     while len(stops := _STOP.findall(bench.logged())) <= number:
         if time.monotonic() > end_s:
             sys.exit("the trainer was not stopped")
-        time.sleep(0.02)
+        _never.wait(0.02)
     if psutil.pid_exists(trainer_pid):
         sys.exit("the trainer is said to be gone, and is not")
     stamp, last_step_after_s, gone_after_s = stops[number]

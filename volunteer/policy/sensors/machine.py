@@ -15,12 +15,15 @@ from typing import Protocol
 from volunteer.config import Config
 from volunteer.locations import Locations
 from volunteer.policy.sensors.drm import DrmSource, find_cards
+from volunteer.policy.sensors.foreign import ForeignPresence
 from volunteer.policy.sensors.linux_presence import LinuxPresence, Presence
 from volunteer.policy.sensors.load import LoadSource, own_processes
+from volunteer.policy.sensors.macos import MacSource
 from volunteer.policy.sensors.nvidia import NvidiaSource, has_library
 from volunteer.policy.sensors.places import Places
 from volunteer.policy.sensors.small import ConfigSource, DiskSource, PowerSource
 from volunteer.policy.sensors.watcher import Watcher
+from volunteer.policy.sensors.windows import WindowsSource
 from volunteer.policy.signals import GpuReading, Signals
 
 LOAD_EVERY_S = 2.0
@@ -173,7 +176,13 @@ class MachineSensors:
         self._asleep_s = asleep_s
 
 
-def _presence(places: Places, notify: Callable[[], None]) -> PresenceSensors:
+def _presence(
+    places: Places, notify: Callable[[], None], platform: str = sys.platform
+) -> PresenceSensors:
+    if platform == "darwin":
+        return ForeignPresence(MacSource(), notify)
+    if platform == "win32":
+        return ForeignPresence(WindowsSource(), notify)
     return LinuxPresence(places, notify)
 
 

@@ -17,6 +17,7 @@ import re
 import stat
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +45,16 @@ class TerminalSource:
 
     name = "terminals"
 
-    def __init__(self, places: Places) -> None:
-        """Read the terminals of `places`."""
+    def __init__(
+        self, places: Places, read_status: Callable[[Path], os.stat_result] = os.stat
+    ) -> None:
+        """Read the terminals of `places`.
+
+        Args:
+            places: where /dev and /proc are.
+            read_status: os.stat; a test has no devices to make.
+        """
+        self._read_status = read_status
         self._dev_dir = places.dev_dir
         self._proc_dir = places.proc_dir
         self._access: dict[str, float] = {}
@@ -103,7 +112,7 @@ class TerminalSource:
         ):
             for name in names:
                 try:
-                    status = os.stat(folder / name)
+                    status = self._read_status(folder / name)
                 except OSError:  # closed meanwhile
                     continue
                 if stat.S_ISCHR(status.st_mode):
