@@ -5,8 +5,9 @@
 Every run is 40 rounds of 100 s, the last 8 quiet, with the run's publisher as the first roster, as
 there. `C`: runs with conflicting finals and no reset between (I2, or the alarm of rule 18);
 `split`: not on one chain at the end; `dbl`: runs with work twice or lost (I3, I4); progress against
-T / (round_s + 4 delays + fetch); switches of any member for 100 heights; the longest time in which
-tips were not on one chain, in rounds. A run that breaks a rule ends there and counts only as that.
+T / (round_s + 4 delays + fetch); heights from the tip to the last final commit at the end (and at
+any time in the run); fork points at which anyone switched, for 100 heights; the longest time in
+which tips were not on one chain, in rounds. A run that breaks a rule ends there and counts as that.
 """
 
 from __future__ import annotations
@@ -17,22 +18,24 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
 from volunteer.lab.simulation.errors import BrokenRule
+from volunteer.lab.simulation.member import Member
 from volunteer.lab.simulation.scenario import ROUND_S, Scenario
-from volunteer.lab.simulation.simulation import Simulation
+from volunteer.lab.simulation.simulation import LOOK_EVERY_S, Simulation
 from volunteer.lab.simulation.world import HOSTILE
+from volunteer.rounds.fork_choice import common_ancestor
 from volunteer.rounds.watch import Watch
 
 NUM_ROUNDS, QUIET_ROUNDS = 32, 8
 LONG_ROUNDS = 20
 LEAVES_AT_ROUND = 10
 DOUBLE_SIGNING = ("double-commit", "double-vote")
-HEADER = "row|runs|C|split|dbl|progress|final lag (max)|forks|longest disagreement"
+HEADER = "row|runs|C|split|dbl|progress|final lag (most)|forks|longest disagreement"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,34 @@ class Run:
     broken: str = ""
     num_heads: int = 1
     progress: float = 0.0
-    mean_final_lag: float = 0.0
+    end_lag: int = 0
     most_final_lag: int = 0
     forks_per_100: float = 0.0
     disagreed_rounds: float = 0.0
     num_reset_conflicts: int = 0
+
+
+@dataclass(slots=True)
+class ForkCounter:
+    """Counts the commits from which somebody has gone over to another branch."""
+
+    simulation: Simulation
+    points: set[str] = field(default_factory=set)
+    _tips: dict[str, str] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Look now, and again every few seconds."""
+        for member in self.simulation.members.values():
+            if member.is_reachable and member.machine.tip is not None:
+                self._look_at(member)
+        self.simulation.world.after(LOOK_EVERY_S, self.look)
+
+    def _look_at(self, member: Member) -> None:
+        facts, tip = member.machine.known.facts, member.machine.tip or ""
+        before = self._tips.get(member.me, tip)
+        if before in facts and not member.machine.work.is_on_chain(before):
+            self.points.add(common_ancestor(facts, before, tip))
+        self._tips[member.me] = tip
 
 
 def cut_off(simulation: Simulation, num_alone: int) -> None:
@@ -127,6 +153,8 @@ def run_one(name: str, seed: int) -> Run:
 
 def _run(name: str, row: Row, seed: int) -> Run:
     simulation = Simulation(row.scenario, seed)
+    forks = ForkCounter(simulation)
+    simulation.world.after(LOOK_EVERY_S, forks.look)
     if row.prepare is not None:
         row.prepare(simulation)
     try:
@@ -138,12 +166,17 @@ def _run(name: str, row: Row, seed: int) -> Run:
         seed=seed,
         num_heads=len(report.heads),
         progress=report.progress,
-        mean_final_lag=report.mean_final_lag,
+        end_lag=max(_lag(member) for member in simulation.members.values()),
         most_final_lag=report.most_final_lag,
-        forks_per_100=report.forks_per_100,
+        forks_per_100=100 * len(forks.points) / max(1, report.height),
         disagreed_rounds=report.disagreed_s / ROUND_S,
         num_reset_conflicts=report.num_reset_conflicts,
     )
+
+
+def _lag(member: Member) -> int:
+    facts = member.machine.known.facts[member.machine.tip or member.rules.genesis_id]
+    return facts.height - facts.final_height
 
 
 def line_of(name: str, runs: list[Run]) -> str:
@@ -162,7 +195,7 @@ def line_of(name: str, runs: list[Run]) -> str:
         str(sum(run.num_heads > 1 for run in whole)),
         str(len(double)),
         f"{mean('progress'):.2f}",
-        f"{mean('mean_final_lag'):.1f} ({max((r.most_final_lag for r in whole), default=0)})",
+        f"{mean('end_lag'):.1f} ({max((r.most_final_lag for r in whole), default=0)})",
         f"{mean('forks_per_100'):.0f}",
         f"{max(longest, default=0):.1f}, median {statistics.median(longest or [0]):.1f}",
     )
