@@ -89,6 +89,22 @@ def fsync_file(file: Path) -> None:
         os.close(descriptor)
 
 
+def drop_from_cache(file: Path) -> None:
+    """Tell the system that `file`, which was synced, will not be read soon.
+
+    Its memory is then there for the owner's files, and for the next one of ours. Only a hint, and
+    only where the system knows it.
+    """
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
 def fsync_dir(folder: Path) -> None:
     """Put the names in `folder` on the disk; Windows does so by itself."""
     if sys.platform == "win32":  # pragma: no cover

@@ -23,6 +23,7 @@ from tests.fakes.checkpoints import (
 )
 from tests.fakes.disk import Crash, CrashingDisk, KilledError
 from tests.fakes.tiny_disk import mounted_tiny_disk
+from volunteer.checkpoint import store as store_module
 from volunteer.checkpoint.manifest import (
     MAX_MANIFEST_BYTES,
 )
@@ -63,6 +64,15 @@ def test_more_or_fewer_may_be_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == whole_folder(2)
     with pytest.raises(ValueError, match="at least one"):
         CheckpointStore(tmp_path, keep=0)
+
+
+def test_a_saved_payload_does_not_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[Path] = []
+    monkeypatch.setattr(store_module, "drop_from_cache", dropped.append)
+    save(tmp_path, 1)
+    assert dropped == list(tmp_path.glob("payload-*"))
 
 
 def test_an_empty_payload_is_a_payload(tmp_path: Path) -> None:

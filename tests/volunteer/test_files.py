@@ -15,6 +15,7 @@ from tests.fakes.disk import Crash, CrashingDisk, KilledError
 from volunteer.errors import AlreadyRunningError, StorageFullError
 from volunteer.files import (
     LOCK_NAME,
+    drop_from_cache,
     lock_folder,
     make_private_dir,
     move_to_quarantine,
@@ -109,6 +110,26 @@ def test_new_files_and_folders_are_for_the_owner_alone(tmp_path: Path) -> None:
     replace_file(tmp_path / "a" / "b" / "key", b"secret")
     modes = [os.stat(tmp_path / name).st_mode & 0o777 for name in ("a", "a/b", "a/b/key")]
     assert modes == [0o700, 0o700, 0o600]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the hint is Linux's")
+def test_dropping_from_the_cache_is_only_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(NEW)
+    hints: list[tuple[int, int, int]] = []
+    advise = os.posix_fadvise
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, *hint: (hints.append(hint), advise(fd, *hint))
+    )
+    drop_from_cache(file)
+    assert hints == [(0, 0, os.POSIX_FADV_DONTNEED)]
+    assert file.read_bytes() == NEW
+    drop_from_cache(tmp_path / "none")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    drop_from_cache(file)
+    assert len(hints) == 1
 
 
 def test_a_file_in_the_way_of_a_folder_is_told(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from volunteer.checkpoint.manifest import (
 )
 from volunteer.errors import CheckpointCorruptError, StorageFullError
 from volunteer.files import (
+    drop_from_cache,
     fsync_dir,
     fsync_file,
     make_private_dir,
@@ -154,6 +155,7 @@ class CheckpointStore:
                 payload_hash=hash_file(payload_file),
                 metadata=metadata,
             )
+        drop_from_cache(payload_file)
         replace_file(self._file("manifest", sequence), encode_manifest(manifest))
         replace_file(self._directory / LATEST_NAME, encode_latest(sequence))
 
