@@ -24,6 +24,7 @@ from volunteer.training import compression
 from volunteer.training.compression import EncodedGradient
 
 EncodedT = TypeVar("EncodedT")
+_SLICE_ELEMENTS = 2**18  # about 1 MiB of fp32: no second vector is needed
 
 
 class Codec(Protocol[EncodedT]):
@@ -85,10 +86,12 @@ def contribute(
     Raises:
         ContributionRejectedError: the weights have run away (not finite, or beyond the codec).
 
-    Cost: three vectors of P elements at the peak.
+    Cost: two vectors of P elements at the peak, and what is encoded.
     """
     corrected_P = residual_P * codec.error_feedback_beta
-    corrected_P += base_P - theta_P
+    for start in range(0, len(corrected_P), _SLICE_ELEMENTS):
+        piece = slice(start, start + _SLICE_ELEMENTS)
+        corrected_P[piece] += base_P[piece] - theta_P[piece]
     encoded = codec.encode(corrected_P)
     quantised_P = codec.decode(encoded).to(theta_P.dtype)
     corrected_P -= quantised_P
