@@ -141,7 +141,7 @@ class RecordBook:
         return True
 
     def _turn_away(self, signed: SignedRecord, problem: str) -> None:
-        self._known.bounds.turned_away[problem] += 1
+        self._known.bounds.count(problem)
         self._tell_what_was_turned_away()
         self._note_turned_away(signed.record_id, signed.record.round_index)
 

@@ -13,7 +13,6 @@ forgotten. So who forgets, and who never heard, agree about every commit that bo
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -45,7 +44,7 @@ class Bounds:
     known: Knowledge
     is_loading: bool = False
     """While what is on the disk is read back: no commit is forgotten before all is known."""
-    turned_away: Counter[str] = field(default_factory=Counter)
+    turned_away: dict[str, int] = field(default_factory=dict)
     """Sentence -> records for which there was no room."""
     loose: LooseRecords = field(init=False)
     _forgotten: dict[str, None] = field(default_factory=dict)
@@ -110,7 +109,7 @@ class Bounds:
         problem = self.loose.problem(ticket)
         victim = record_id if problem else self.loose.seat(ticket)
         if victim is not None:
-            self.turned_away[problem or ticket.standing.value] += 1
+            self.count(problem or ticket.standing.value)
             self.forget_record(victim)
 
     def keep_proof(self, author: str, record_ids: Iterable[str]) -> None:
@@ -134,9 +133,13 @@ class Bounds:
 
     # ------------------------------------------------------------------------------- going
 
+    def count(self, problem: str) -> None:
+        """One more record was turned away, or forgotten, for this reason."""
+        self.turned_away[problem] = self.turned_away.get(problem, 0) + 1
+
     def turn_away(self, record_id: str, problem: str) -> None:
         """Count a record that is not taken in; if the disk has it already, it goes."""
-        self.turned_away[problem] += 1
+        self.count(problem)
         self._forgotten[record_id] = None
 
     def take_forgotten(self) -> list[str]:
@@ -206,7 +209,7 @@ class Bounds:
         for commit_id in side_commits_to_forget(
             known.facts, known.supporters, chain, pinned, rival
         ):
-            self.turned_away["too many commits beside the chain"] += 1
+            self.count("too many commits beside the chain")
             self._forget_commit(commit_id)
         if len(known.facts) < num_before:
             known.header_choice.note_removed()  # it may have gone on through what is forgotten

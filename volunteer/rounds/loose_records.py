@@ -89,7 +89,10 @@ class LooseRecords:
     """The seats of all records that no commit accounts for."""
 
     max_contributions: int
-    _rooms: dict[Standing, _Room] = field(init=False)
+    members: _Room = field(init=False)
+    listed: _Room = field(init=False)
+    newcomers: _Room = field(init=False)
+    orphans: _Room = field(init=False)
     _tickets: dict[str, Ticket] = field(default_factory=dict)
     _num_of: dict[tuple[str, str], int] = field(default_factory=dict)
     """(author, base) -> records with a seat."""
@@ -97,12 +100,10 @@ class LooseRecords:
     def __post_init__(self) -> None:
         """Set up the rooms."""
         outsiders = OUTSIDERS_PER_BASE_FACTOR * self.max_contributions
-        self._rooms = {
-            Standing.MEMBER: _Room(MAX_MEMBER_RECORDS, MAX_MEMBER_RECORDS),
-            Standing.LISTED: _Room(MAX_LISTED_RECORDS, outsiders),
-            Standing.NEWCOMER: _Room(MAX_NEWCOMER_RECORDS, outsiders),
-            Standing.ORPHAN: _Room(MAX_ORPHANS, MAX_ORPHANS),
-        }
+        self.members = _Room(MAX_MEMBER_RECORDS, MAX_MEMBER_RECORDS)
+        self.listed = _Room(MAX_LISTED_RECORDS, outsiders)
+        self.newcomers = _Room(MAX_NEWCOMER_RECORDS, outsiders)
+        self.orphans = _Room(MAX_ORPHANS, MAX_ORPHANS)
 
     def __len__(self) -> int:
         """Count the records with a seat."""
@@ -114,13 +115,13 @@ class LooseRecords:
         most = MAX_PER_MEMBER_AND_BASE if is_member else MAX_PER_OUTSIDER_AND_BASE
         if self._num_of.get((ticket.author, ticket.base), 0) >= most:
             return "its author has too many records on that base"
-        if self._rooms[ticket.standing].victim(ticket) == ticket.record_id:
+        if self._room_of(ticket.standing).victim(ticket) == ticket.record_id:
             return ticket.standing.value
         return ""
 
     def seat(self, ticket: Ticket) -> str | None:
         """Give a record that has no problem its seat; return whose it was, None if free."""
-        room = self._rooms[ticket.standing]
+        room = self._room_of(ticket.standing)
         victim = room.victim(ticket)
         if victim is not None:
             self.leave(victim)
@@ -136,7 +137,7 @@ class LooseRecords:
         ticket = self._tickets.pop(record_id, None)
         if ticket is None:
             return False
-        room = self._rooms[ticket.standing]
+        room = self._room_of(ticket.standing)
         del room.order[bisect.bisect_left(room.order, ticket.place)]
         del room.seats[ticket.base][record_id]
         if not room.seats[ticket.base]:
@@ -149,4 +150,16 @@ class LooseRecords:
 
     def on(self, base: str) -> list[str]:
         """Return the records on a base that have a seat, sorted."""
-        return sorted(i for room in self._rooms.values() for i in room.seats.get(base, ()))
+        rooms = (self.members, self.listed, self.newcomers, self.orphans)
+        return sorted(i for room in rooms for i in room.seats.get(base, ()))
+
+    def _room_of(self, standing: Standing) -> _Room:
+        match standing:
+            case Standing.MEMBER:
+                return self.members
+            case Standing.LISTED:
+                return self.listed
+            case Standing.NEWCOMER:
+                return self.newcomers
+            case Standing.ORPHAN:
+                return self.orphans
