@@ -30,33 +30,75 @@ def cell(status: str) -> dict[str, str]:
     return {"type": "Battery", "status": status}
 
 
-@pytest.mark.parametrize(
-    ("supplies", "expected"),
-    [
-        ([], False),
-        ([AC_ON], False),
-        ([AC_ON, cell("Discharging")], False),
-        ([AC_OFF, cell("Discharging")], True),
-        ([AC_OFF, cell("Full"), cell("Discharging")], True),
-        ([AC_OFF, {"type": "USB", "online": "1"}, cell("Charging")], False),
-        ([cell("Charging")], False),
-        ([cell("Not charging")], False),
-        ([cell("Unknown")], None),
-        ([AC_ON, cell("Unknown")], False),
-        ([{"type": "Battery"}], None),
-        ([{"online": "1"}], None),
-        ([MOUSE], False),
-        ([MOUSE, AC_OFF, cell("Full")], False),
-        ([{"type": "UPS", "status": "Discharging"}], True),
-    ],
-)
-def test_linux_power_supplies(
-    tmp_path: Path, supplies: list[dict[str, str]], expected: bool | None
-) -> None:
+USB_OFF = {"type": "USB", "online": "0", "usb_type": "[C] PD PD_PPS"}
+MACHINES: dict[str, tuple[dict[str, dict[str, str]], bool | None]] = {
+    "a server or a virtual machine": ({}, False),
+    "a desktop with a wireless mouse and keyboard": (
+        {
+            "hidpp_battery_0": MOUSE,
+            "hid-dc:2c:26:00:00:01-battery": {**MOUSE, "status": "Unknown"},
+        },
+        False,
+    ),
+    "a desktop with a gamepad whose driver leaves out what it is of": (
+        {"AC": AC_ON, "sony_controller_battery": cell("Discharging")},
+        False,
+    ),
+    "a ThinkPad with two batteries, one of them full, unplugged": (
+        {"AC": AC_OFF, "BAT0": cell("Full"), "BAT1": cell("Discharging")},
+        True,
+    ),
+    "a ThinkPad that is kept at 80 % by its thresholds": (
+        {"AC": AC_ON, "BAT0": cell("Not charging"), "BAT1": cell("Not charging")},
+        False,
+    ),
+    "a Framework on one of its four USB-C ports": (
+        {
+            "ACAD": AC_OFF,
+            "BAT1": cell("Charging"),
+            **{f"ucsi-source-psy-USBC000:00{port}": USB_OFF for port in (1, 2, 3)},
+            "ucsi-source-psy-USBC000:004": {**USB_OFF, "online": "1"},
+        },
+        False,
+    ),
+    "the same, unplugged": (
+        {"ACAD": AC_OFF, "BAT1": cell("Discharging"), "ucsi-source-psy-USBC000:001": USB_OFF},
+        True,
+    ),
+    "a gaming laptop whose charger is too weak for it": (
+        {"ADP1": AC_ON, "BAT0": cell("Discharging")},
+        False,
+    ),
+    "a Surface whose battery driver sleeps": ({"ADP1": AC_OFF, "BAT1": cell("Unknown")}, None),
+    "a Chromebook without a mains entry, charging": ({"sbs-9-000b": cell("Charging")}, False),
+    "a Pinebook without a mains entry, unplugged": ({"cw2015-battery": cell("Discharging")}, True),
+    "a Steam Deck in its dock": ({"ACAD": AC_ON, "BAT1": cell("Full")}, False),
+    "an Intel Mac whose battery was taken out": ({"ADP1": AC_ON}, False),
+    "an Apple silicon Mac": (
+        {"macsmc-ac": AC_OFF, "macsmc-battery": cell("Discharging")},
+        True,
+    ),
+    "a laptop whose battery gives no status at all": ({"BAT0": {"type": "Battery"}}, None),
+    "a machine whose supply cannot be read": ({"BAT0": {"online": "1"}}, None),
+    "a tablet on a wireless charger": (
+        {"wireless": {"type": "Wireless", "online": "1"}, "battery": cell("Full")},
+        False,
+    ),
+    "a server on its UPS after a power cut": (
+        {"hidups": {"type": "UPS", "status": "Discharging"}},
+        True,
+    ),
+    "a server on its UPS": ({"hidups": {"type": "UPS", "status": "Full"}}, False),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_odd_machines(tmp_path: Path, machine: str) -> None:
     folder = tmp_path / "power_supply"
     folder.mkdir()
-    for number, values in enumerate(supplies):
-        make_supply(folder, f"supply{number}", **values)
+    supplies, expected = MACHINES[machine]
+    for name, values in supplies.items():
+        make_supply(folder, name, **values)
     assert battery._read_linux(folder) is expected
 
 
