@@ -80,8 +80,8 @@ class Member:
 
     async def keep(self, records: Iterable[SignedRecord]) -> None:
         for signed in records:
-            await self.book.keep(signed, is_own=False)
-            self.machine.known.add(signed.record_id, signed.record)
+            if await self.book.keep(signed, is_own=False):
+                self.machine.known.add(signed.record_id, signed.record)
 
     def ids(self) -> set[str]:
         return set(self.book.ids_from(0))

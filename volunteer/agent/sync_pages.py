@@ -177,7 +177,7 @@ class SyncPages:
         return self._of_all.take(_EVERYBODY, now, cost_bytes) > 0 or lacking > 0
 
     async def _answer_sync(self, peer_id: str, message: SyncRequest, *, is_over: bool) -> Answer:
-        have = {i.hex() for i in message.have}
+        have = {i.hex(): None for i in message.have}
         page: tuple[bytes, ...] = ()
         has_more = True
         if not is_over:
@@ -187,12 +187,13 @@ class SyncPages:
             page, has_more = await self._book.page_of(ids, PAGE_BYTES)
             has_more |= len(ids) == MAX_IDS_LOOKED_UP
             self._is_over(peer_id, _size_bytes(page) + ID_COST_BYTES * looked_at.count)
+        # In the order of `have`, which names last what the neighbour does not have to give.
         want = (i for i in have if not self._book.has(i) and not self._book.was_turned_away(i))
         tip = self._machine.tip or self._machine.rules.genesis_id
         reply = SyncReply(
             envelopes=page,
             has_more=has_more,
-            want=_raw(sorted(want)[:MAX_WANT]),
+            want=_raw(itertools.islice(want, MAX_WANT)),
             tip=tip,
             has_closed=self._has_closed(tip),
         )
