@@ -29,6 +29,11 @@ class Battery:
     num_seeds: int
     least_progress: float
 
+    @property
+    def least_listed(self) -> float:
+        """Of all tokens trained; the last round's work is in flight, and what switches drop goes."""
+        return 0.8 if self.scenario.net is HOSTILE else 0.85
+
 
 BATTERIES = {
     "clean-1": Battery(Scenario(num_members=1, net=CLEAN), 2, 0.95),
@@ -82,7 +87,7 @@ def run_seed(name: str, seed: int) -> Report:
     scenario = replace(BATTERIES[name].scenario, is_open=seed % 2 == 0)
     try:
         report = Simulation(scenario, seed).run()
-        check_report(report, BATTERIES[name].least_progress, is_open=scenario.is_open)
+        check_report(report, BATTERIES[name], is_open=scenario.is_open)
     except AssertionError as error:
         error.add_note(
             f"alone: python -m pytest -m simulation '{__name__.replace('.', '/')}.py::"
@@ -92,11 +97,11 @@ def run_seed(name: str, seed: int) -> Report:
     return report
 
 
-def check_report(report: Report, least_progress: float, *, is_open: bool) -> None:
+def check_report(report: Report, battery: Battery, *, is_open: bool) -> None:
     """One head, no stall, nothing but stale work given up."""
     assert len(report.heads) == 1, f"not on one chain 8 rounds after healing: {report.heads}"
-    assert report.progress >= least_progress
-    assert report.listed_fraction >= 0.85
+    assert report.progress >= battery.least_progress
+    assert report.listed_fraction >= battery.least_listed
     assert report.disagreed_s <= LONGEST_DISAGREEMENT_ROUNDS * ROUND_S
     if not is_open:
         # An open run may be founded twice by members that do not hear each other.

@@ -35,7 +35,7 @@ class Report:
     disagreed_s: float
     """The longest time for which tips of members that were up were not on one chain."""
     healed_after_s: float
-    """From the end of all trouble until tips were on one chain for good."""
+    """From the end of all trouble until everyone had the same head."""
     num_bans: int
     """A member counts each peer that it has cut off."""
     num_refused: int

@@ -23,7 +23,7 @@ class Scenario:
     quiet_rounds: int = 8
     """At the end nothing goes wrong any more, and all are there."""
     ends_when_healed: bool = False
-    """Whether the quiet part ends as soon as all have stood on one chain for two rounds."""
+    """Whether the quiet part ends two rounds after everyone has the same head."""
     net: Net = USUAL
     is_open: bool = True
     """Whether the run has no publisher."""

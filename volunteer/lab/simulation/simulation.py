@@ -28,7 +28,7 @@ from volunteer.rounds.turn import Timing
 
 LOOK_EVERY_S = 5.0
 HEALED_ROUNDS = 2.0
-"""All on one chain for so long is healed."""
+"""How long a run goes on once all have the same head again."""
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ class Simulation:
     num_switches: int = 0
     _moved: dict[str, str] = field(default_factory=dict)
     _differ_since_s: float | None = None
-    _differed_at_s: float = 0.0
+    _healed_at_s: float | None = None
     _disagreed_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -170,18 +170,23 @@ class Simulation:
                 self._moved[member.me] = tip
         honest = [m for m in up if m.is_contributing and not m.is_liar]
         now_s = self.world.now_s
-        if honest and not self._are_on_one_chain(honest):
+        if not honest:
+            self._differ_since_s = None
+        elif not self._are_on_one_chain(honest):
             if self._differ_since_s is None:
                 self._differ_since_s = now_s
-            self._differed_at_s = now_s
             self._disagreed_s = max(self._disagreed_s, now_s - self._differ_since_s)
         else:
             self._differ_since_s = None
-            since_s = max(self._differed_at_s, self.scenario.num_rounds * ROUND_S)
-            is_healed = self.trouble.is_quiet and now_s - since_s >= HEALED_ROUNDS * ROUND_S
-            if self.scenario.ends_when_healed and is_healed:
-                self.world.is_over = True
+            if self.trouble.is_quiet and len(heads_of(honest, tallest_of(honest))) == 1:
+                self._note_one_head(now_s)
         self.world.after(LOOK_EVERY_S, self._look)
+
+    def _note_one_head(self, now_s: float) -> None:
+        if self._healed_at_s is None:
+            self._healed_at_s = now_s
+        is_long_ago = now_s - self._healed_at_s >= HEALED_ROUNDS * ROUND_S
+        self.world.is_over = is_long_ago and self.scenario.ends_when_healed
 
     def _are_on_one_chain(self, members: list[Member]) -> bool:
         tallest = tallest_of(members)
@@ -197,7 +202,7 @@ class Simulation:
         kept = {u for m in members for u in self.referee.kept.get(m.me, ())}
         on_chain = self.referee.units_on_chain(tallest.machine.tip or "")
         listed = sum(unit.tokens for unit in kept & on_chain)
-        quiet_from_s = self.scenario.num_rounds * ROUND_S
+        healed_at_s = self.world.now_s if self._healed_at_s is None else self._healed_at_s
         return Report(
             height=height,
             ideal_height=self._ideal_height(),
@@ -210,7 +215,7 @@ class Simulation:
             num_reset_conflicts=self.referee.num_resets_conflicts,
             listed_fraction=listed / max(1, sum(unit.tokens for unit in kept)),
             disagreed_s=self._disagreed_s,
-            healed_after_s=max(0.0, self._differed_at_s - quiet_from_s),
+            healed_after_s=healed_at_s - self.scenario.num_rounds * ROUND_S,
             num_bans=self.referee.num_bans,
             num_refused=sum(member.exchange.num_refused for member in members),
             bytes_by_kind=dict(self.traffic.sent_bytes),

@@ -38,7 +38,7 @@ class SeedResult:
     disagreed_rounds: float = 0.0
     """The longest time for which members that were up were not on one chain."""
     healed_after_rounds: float = 0.0
-    """From the end of all trouble until all were on one chain for good."""
+    """From the end of all trouble until everyone had the same head."""
     num_heads: int = 0
     """At the end; 1 is right."""
     listed_fraction: float = 0.0

@@ -1,0 +1,144 @@
+"""The simulated world does what it says: faults by name, meshes, disks, lids."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+
+from volunteer.lab.simulation.byzantine import LIES
+from volunteer.lab.simulation.disk import Disk
+from volunteer.lab.simulation.errors import BrokenRule
+from volunteer.lab.simulation.faults import (
+    FAULTS,
+    UnknownFaultError,
+    make_scenario,
+    parse_faults,
+)
+from volunteer.lab.simulation.gossip import Mesh, draw_mesh
+from volunteer.lab.simulation.scenario import ROUND_S
+from volunteer.lab.simulation.simulation import Simulation
+from volunteer.lab.simulation.world import CLEAN, Net, World
+from volunteer.rounds.records import Leaving
+
+pytestmark = pytest.mark.simulation
+
+
+def test_every_fault_changes_the_scenario() -> None:
+    perfect = make_scenario(12, 5, ())
+    for fault in FAULTS:
+        scenario = make_scenario(12, 5, {fault})
+        assert scenario != perfect, fault
+        assert (scenario.num_liars > 0) == (fault in LIES)
+
+
+def test_faults_are_named() -> None:
+    assert parse_faults("all") == frozenset(FAULTS)
+    assert parse_faults("none") == frozenset()
+    assert parse_faults(" loss, spam") == {"loss", "spam"}
+    with pytest.raises(UnknownFaultError, match="did you mean sleepers"):
+        parse_faults("loss,sleeper")
+    with pytest.raises(UnknownFaultError, match="at least one"):
+        parse_faults("")
+
+
+@pytest.mark.parametrize("num_peers", [2, 3, 9, 200])
+def test_a_mesh_reaches_everyone_and_nobody_has_many_neighbours(num_peers: int) -> None:
+    rng = random.Random(num_peers)
+    names = [f"p{i}" for i in range(num_peers)]
+    neighbours = draw_mesh(names, 8, rng)
+    assert all(len(others) <= 8 for others in neighbours.values())
+    mesh = Mesh(World(rng, CLEAN), neighbours, lambda one, other: True)
+    assert mesh.spread("p0").keys() == set(names) - {"p0"}
+    num_links = sum(len(others) for others in neighbours.values())
+    assert mesh.num_copies == num_links - (num_peers - 1), "once over every link but the first"
+
+
+def test_a_mesh_stops_at_a_partition_and_at_who_is_down() -> None:
+    rng = random.Random(1)
+    names = [f"p{i}" for i in range(20)]
+    world = World(rng, CLEAN)
+    mesh = Mesh(world, draw_mesh(names, 6, rng), lambda one, other: one != "p1")
+    world.partition = {name: i % 2 for i, name in enumerate(names)}
+    assert set(mesh.spread("p0")) <= set(names[::2])
+    assert mesh.spread("p1") == {}
+
+
+def test_a_disk_keeps_records_by_height_and_forgets_them() -> None:
+    disk = Disk()
+    for height in (3, 5, 5):
+        number = len(disk.records)
+        record = Leaving(
+            run_id="ab" * 32,
+            module_id="dense",
+            round_index=height,
+            author=f"a{number}",
+            base="cd" * 32,
+        )
+        disk.keep(f"id {number}", record)
+    assert list(disk.heights_from(4)) == [5]
+    disk.forget(["id 1", "never was"])
+    assert list(disk.records) == ["id 0", "id 2"]
+    assert list(disk.by_height[5]) == ["id 2"]
+
+
+def test_nothing_happens_to_a_closed_lid_and_all_of_it_once_it_opens() -> None:
+    simulation = Simulation(make_scenario(3, 9, ()), 1)
+    member = simulation.members["peer-01"]
+    simulation.world.after(1.5 * ROUND_S, member.freeze)
+    seen: dict[str, tuple[str | None, int]] = {}
+
+    def look(name: str) -> None:
+        trainer = member.trainer
+        assert trainer is not None
+        seen[name] = (member.machine.tip, sum(unit.tokens for unit in trainer.open_units))
+
+    simulation.world.after(1.6 * ROUND_S, lambda: look("closed"))
+    simulation.world.after(5.4 * ROUND_S, lambda: look("still closed"))
+    simulation.world.after(5.5 * ROUND_S, member.thaw)
+    simulation.world.after(7.5 * ROUND_S, lambda: look("open"))
+    report = simulation.run()
+    assert seen["closed"] == seen["still closed"]
+    assert seen["open"][0] != seen["closed"][0]
+    assert len(report.heads) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lie", LIES)
+def test_a_third_that_lies_in_one_way_stops_nobody(lie: str) -> None:
+    report = Simulation(make_scenario(6, 8, {lie}), 3).run()
+    assert len(report.heads) == 1
+    assert report.progress >= 0.75
+    assert (report.num_bans > 0) == (lie in ("double-commit", "double-vote"))
+    assert (report.num_refused > 0) == (lie == "old-version")
+
+
+def test_a_referee_that_sees_a_second_signature_stops_the_run() -> None:
+    simulation = Simulation(make_scenario(3, 6, ()), 1)
+    member = simulation.members["peer-02"]
+
+    def forget() -> None:
+        member.lose_disk()
+        member.num_disks = 1  # as a driver would that does not know that it has signed before
+        simulation.world.partition = {"peer-02": 1}  # and nobody tells it
+        member.start()
+
+    simulation.world.after(2.5 * ROUND_S, forget)
+    with pytest.raises(BrokenRule, match="I1: signed twice"):
+        simulation.run()
+
+
+@pytest.mark.parametrize(("sigma", "is_ordered"), [(0.001, True), (1.0, False)])
+def test_messages_overtake_each_other_only_if_delays_differ(sigma: float, is_ordered: bool) -> None:
+    world = World(random.Random(3), Net(sigma=sigma))
+    arrived: list[int] = []
+
+    def send(number: int) -> None:
+        world.after(world.delay_s(), partial(arrived.append, number))
+
+    for number in range(50):
+        world.after(0.05 * number, partial(send, number))
+    world.run_until(1000.0)
+    assert sorted(arrived) == list(range(50))
+    assert (arrived == sorted(arrived)) is is_ordered
