@@ -31,7 +31,7 @@ class Battery:
 
     @property
     def least_listed(self) -> float:
-        """Of all tokens trained; the last round's work is in flight, and what switches drop goes."""
+        """Of all tokens trained; some are in flight at the end, and switches drop some."""
         return 0.8 if self.scenario.net is HOSTILE else 0.85
 
 
