@@ -240,6 +240,24 @@ def test_calm_is_said_with_its_end() -> None:
     assert decision.resumes_when == "that has lasted for 60 s"
 
 
+def test_ignoring_idleness_leaves_what_protects_the_machine_and_the_owners_word() -> None:
+    ignoring, headless = config_of("`ignore_idle = true`"), config_of("`headless = true`")
+    protecting = {Cause.DISK, Cause.OWNER, Cause.SLEEP, Cause.MEMORY, Cause.HEAT}
+    assert {row.cause for row in VETOES if row.is_on(ignoring)} == protecting
+    silent = {row.cause for row in VETOES if not row.is_on(headless)}
+    assert silent == {Cause.UNKNOWN, Cause.INPUT, Cause.TERMINAL, Cause.INHIBITED}
+
+
+@pytest.mark.parametrize("lost", ['`input.has_desktop = "unknown"`', '`input.idle_s = "unknown"`'])
+def test_who_loses_sight_of_the_owner_ends_nothing_however_short_the_calm(lost: str) -> None:
+    config = config_of("`resume_after_s = 1` `pause_after_s = 10`")
+    state, _ = decide(IdleState(), signals_of("`input.idle_s = 0.1`"), config, 0.0)
+    for now_s in (1.0, 3.0, 5.0, 9.0, 11.0, 30.0):
+        state, decision = decide(state, signals_of(lost), config, now_s)
+        assert not decision.may_contribute, now_s
+    assert decision.cause is Cause.UNKNOWN
+
+
 # ------------------------------------------------------------------------------------- any schedule
 
 inputs = st.builds(
@@ -297,7 +315,6 @@ configs = st.sampled_from(
         config_of("`terminals_count_as_use = false` `pause_on_battery = false`"),
     ]
 )
-AT_ONCE = {row.cause for row in VETOES if row.pause_after_s(config_of("")) == 0}
 
 
 class Look(NamedTuple):
@@ -323,12 +340,9 @@ schedules = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(schedule=schedules, config=configs)
-def test_on_any_schedule_it_always_says_why_and_what_for(
-    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig
-) -> None:
-    for now_s, _, decision in looks_of(schedule, config):
+def verify_reasons(looks: list[Look]) -> None:
+    """It always says why, and what it waits for."""
+    for now_s, _, decision in looks:
         assert decision.may_contribute == (decision.cause is Cause.NOTHING)
         assert decision.may_contribute == (decision == CONTRIBUTE)
         assert decision.reason
@@ -339,14 +353,10 @@ def test_on_any_schedule_it_always_says_why_and_what_for(
             assert decision.next_start_s >= decision.resumes_at_s
 
 
-@settings(max_examples=150, deadline=None)
-@given(schedule=schedules, config=configs)
-def test_on_any_schedule_it_never_contributes_while_a_veto_holds(
-    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig
-) -> None:
+def verify_vetoes(looks: list[Look], config: IdleConfig) -> None:
     """What has vetoed at every look for long enough, or counts at once, pauses."""
     since: dict[Cause, float] = {}
-    for now_s, signals, decision in looks_of(schedule, config):
+    for now_s, signals, decision in looks:
         for row in VETOES:
             if not row.is_on(config) or not row.is_present(signals, config, now_s, False):
                 since.pop(row.cause, None)
@@ -356,40 +366,60 @@ def test_on_any_schedule_it_never_contributes_while_a_veto_holds(
                 assert not decision.may_contribute, row.cause
 
 
-@settings(max_examples=150, deadline=None)
-@given(schedule=schedules, config=configs)
-def test_on_any_schedule_it_never_flaps_faster_than_its_calm(
-    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig
-) -> None:
-    """From the end of contributing to its next begin a sensor's row lets at least its calm pass."""
+SAID = {Cause.OWNER, Cause.HOURS, Cause.NETWORK_HOURS, Cause.SLEEP}
+"""What the owner or the system says ends when it is said."""
+
+
+def verify_calm(looks: list[Look], config: IdleConfig) -> None:
+    """From the end of contributing to its next begin a sensor's row lets its calm pass."""
     paused_at_s: float | None = None
     causes: set[Cause] = set()
     before = True
-    for now_s, _, decision in looks_of(schedule, config):
+    for now_s, _, decision in looks:
         if before and not decision.may_contribute:
             paused_at_s, causes = now_s, set()
         if not decision.may_contribute:
             causes.add(decision.cause)
-        elif not before and paused_at_s is not None and causes - _SAID:
+        elif not before and paused_at_s is not None and causes - SAID:
             assert now_s - paused_at_s >= config.resume_after_s, causes
         before = decision.may_contribute
 
 
-_SAID = {Cause.OWNER, Cause.HOURS, Cause.NETWORK_HOURS, Cause.SLEEP}
-"""What the owner or the system says ends when it is said."""
-
-
-@settings(max_examples=100, deadline=None)
-@given(schedule=schedules, config=configs, last=readings)
-def test_when_all_is_well_again_it_starts_within_the_calm(
-    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig, last: Signals
-) -> None:
+def verify_end(looks: list[Look], config: IdleConfig) -> None:
     """Nothing is waited for that is not there: the machine at rest contributes after the calm."""
-    state, now_s = IdleState(), 1000.0
-    for delay_s, (other, names) in schedule:
-        now_s += delay_s
-        state, _ = decide(state, mixed(AT_REST, other, names), config, now_s)
-    state, _ = decide(state, last, config, now_s)
+    state = IdleState()
+    now_s = 1000.0
+    for look in looks:
+        now_s = 1000.0 + look.now_s
+        state, _ = decide(state, look.signals, config, now_s)
     state, _ = decide(state, AT_REST, config, now_s + 1)
     _, decision = decide(state, AT_REST, config, now_s + 1 + config.resume_after_s)
     assert decision.may_contribute, decision
+
+
+def verify_promises(
+    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig
+) -> None:
+    looks = looks_of(schedule, config)
+    verify_reasons(looks)
+    verify_vetoes(looks, config)
+    verify_calm(looks, config)
+    verify_end(looks, config)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedule=schedules, config=configs)
+def test_on_any_schedule_the_promises_hold(
+    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig
+) -> None:
+    verify_promises(schedule, config)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@settings(max_examples=5000, deadline=None)
+@given(schedule=schedules, config=configs)
+def test_on_thousands_of_schedules_the_promises_hold(
+    schedule: list[tuple[float, tuple[Signals, set[str]]]], config: IdleConfig
+) -> None:
+    verify_promises(schedule, config)
