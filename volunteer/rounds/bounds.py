@@ -301,7 +301,8 @@ class Bounds:
         if facts is None:
             place = (False, 0, "", -lot, record_id)
             return Ticket(record_id, author, base, Standing.ORPHAN, place)
-        is_ours = _is_at(self.known.usable_choice.current(), facts)
+        # As it was last asked for: while records are read back there is none, and it is not needed.
+        is_ours = _is_at(self.known.usable_choice.path, facts)
         place = (is_ours, facts.height, base, -lot, record_id)
         return Ticket(record_id, author, base, self._standing(facts, author), place)
 
