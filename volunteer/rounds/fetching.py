@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from volunteer.rounds import events as ev
 from volunteer.rounds.catch_up import CATCH_UP_HEIGHTS, Needs, Stock, needs_of_headers
-from volunteer.rounds.chain import ChainFacts, listed_in_order
+from volunteer.rounds.chain import ChainFacts, listed_authors, listed_in_order
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.requests import RECORD_AGAIN_S, Kind, Requests
+from volunteer.rounds.sampling import Draw
 from volunteer.rounds.turn import Timing
 
 MAX_BRANCHES = 4
@@ -33,6 +34,8 @@ class Fetching:
     """Of the tip and its parent: contributions there whose blobs are neither held nor bad."""
     _looked_at: dict[str, frozenset[str]] = field(default_factory=dict)
     """Of the same: all contributions there that `_open` was found among."""
+    _draw: Draw | None = None
+    """Which of them a commit on the tip would list, where they are too many."""
 
     def what_is_missing(
         self, tip: ChainFacts, start: str, now_s: float, *, is_contributing: bool
@@ -50,10 +53,9 @@ class Fetching:
             for record_id in self.known.missing_records()
             if self.requests.ask(record_id, now_s, RECORD_AGAIN_S)
         ]
-        self._look_for_open((tip.commit_id, tip.parent_id))
-        for open_here in () if self._is_left_behind() else self._open.values():
-            wanted = (i for i in open_here if self.known.contributions[i].author not in self.banned)
-            actions += self._blobs(wanted, now_s)
+        self._look_for_open(tip)
+        if not self._is_left_behind():
+            actions += self._blobs(self._to_fetch_ahead(now_s), now_s)
         usable = self.known.facts[self.known.usable_choice.best(start)]
         if not is_contributing and usable.height >= tip.height + self.known.rules.journal_rounds:
             return actions  # enough to go on with; after a longer pause a state is fetched
@@ -63,11 +65,11 @@ class Fetching:
         """Tell whether a state is on its way: what is here has nothing to propose or compute."""
         return self.known.rules.state_bytes > 0 and self.requests.is_busy(Kind.FETCH_STATE)
 
-    def _look_for_open(self, bases: tuple[str, ...]) -> None:
-        """Find what is not settled on these bases; most events change nothing there."""
+    def _look_for_open(self, tip: ChainFacts) -> None:
+        """Find what is not settled at the tip; most events change nothing there."""
         known, was_open, looked_at = self.known, self._open, self._looked_at
         self._open, self._looked_at = {}, {}
-        for base in bases:
+        for base in (tip.commit_id, tip.parent_id):
             based_on: Set[str] = known.based_on.get(base, set())
             before = looked_at.get(base, frozenset())
             if based_on != before:
@@ -75,6 +77,41 @@ class Fetching:
             self._looked_at[base] = before
             candidates = was_open.get(base, [])
             self._open[base] = [i for i in candidates if i not in known.held and i not in known.bad]
+        self._draw_lots(tip, looked_at)
+
+    def _draw_lots(self, tip: ChainFacts, looked_at: dict[str, frozenset[str]]) -> None:
+        """Let those take part in the draw that have come, or all where the tip is another."""
+        if sum(map(len, self._looked_at.values())) <= self.known.rules.max_contributions:
+            self._draw = None
+            return
+        if self._draw is None or self._draw.seed != tip.commit_id:
+            self._draw, looked_at = Draw(tip.commit_id, self.known.rules.max_contributions), {}
+        authors = listed_authors(tip, self.known.contributions)
+        members = tip.rosters[0] | tip.rosters[1]
+        for base, ids in self._looked_at.items():
+            if ids is looked_at.get(base):
+                continue
+            for contribution_id in ids - looked_at.get(base, frozenset()):
+                author = self.known.contributions[contribution_id].author
+                if (author, base) not in authors:
+                    self._draw.add(contribution_id, is_first=author in members)
+
+    def _to_fetch_ahead(self, now_s: float) -> list[str]:
+        """Return the contributions that a commit on the tip may list, and whose blobs lack."""
+        if self._draw is not None:
+            return self._draw.chosen(lambda i: self._cannot_be_had(i, now_s))
+        found = (i for open_here in self._open.values() for i in open_here)
+        return [i for i in found if self.known.contributions[i].author not in self.banned]
+
+    def _cannot_be_had(self, contribution_id: str, now_s: float) -> bool:
+        """Tell whether to fetch another instead: else who keeps blobs back would fill the draw."""
+        contribution = self.known.contributions.get(contribution_id)
+        return (
+            contribution is None
+            or contribution.author in self.banned
+            or contribution_id in self.known.bad
+            or self.requests.seems_withheld(contribution_id, now_s)
+        )
 
     def _headers(self, start: str, now_s: float, *, is_contributing: bool) -> list[ev.Action]:
         """Fetch what the best chain of headers needs; if nobody has it, what the next best does.

@@ -5,7 +5,9 @@ Runs in: agent, simulation. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import bisect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from blake3 import blake3
 
@@ -30,7 +32,51 @@ def sample_contributions(
     """
     if len(eligible) <= limit:
         return tuple(sorted(eligible))
-    drawn = sorted(eligible, key=lambda i: blake3(f"{seed}/{i}".encode()).digest())
+    drawn = sorted(eligible, key=lambda i: _lot(seed, i))
     chosen = [i for i in drawn if i in first][: limit - limit // OTHERS_PART]
     rest = [i for i in drawn if i not in chosen]
     return tuple(sorted(chosen + rest[: limit - len(chosen)]))
+
+
+def _lot(seed: str, contribution_id: str) -> bytes:
+    return blake3(f"{seed}/{contribution_id}".encode()).digest()
+
+
+@dataclass(slots=True)
+class Draw:
+    """The same choice, kept up to date while contributions come: what to fetch ahead of a commit.
+
+    Without it, every member would fetch all that a swarm announces, of which a commit lists a few.
+    """
+
+    seed: str
+    limit: int
+    _first: list[tuple[bytes, str]] = field(default_factory=list)
+    _others: list[tuple[bytes, str]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        """Count what was added."""
+        return len(self._first) + len(self._others)
+
+    def add(self, contribution_id: str, *, is_first: bool) -> None:
+        """Let a contribution take part; `is_first` as in `sample_contributions`."""
+        lots = self._first if is_first else self._others
+        bisect.insort(lots, (_lot(self.seed, contribution_id), contribution_id))
+
+    def chosen(self, is_out: Callable[[str], bool]) -> list[str]:
+        """Return what would be listed now, leaving those out that `is_out` says cannot be had."""
+        first = (i for _, i in self._first if not is_out(i))
+        chosen = _take(first, self.limit - self.limit // OTHERS_PART)
+        rest = sorted(
+            (_lot(self.seed, i), i)
+            for lots in (
+                _take(first, self.limit),
+                _take((i for _, i in self._others if not is_out(i)), self.limit),
+            )
+            for i in lots
+        )
+        return chosen + [i for _, i in rest[: self.limit - len(chosen)]]
+
+
+def _take(ids: Iterator[str], most: int) -> list[str]:
+    return [i for _, i in zip(range(most), ids, strict=False)]
