@@ -393,7 +393,7 @@ def verify_end(looks: list[Look], config: IdleConfig) -> None:
         now_s = 1000.0 + look.now_s
         state, _ = decide(state, look.signals, config, now_s)
     state, _ = decide(state, AT_REST, config, now_s + 1)
-    _, decision = decide(state, AT_REST, config, now_s + 1 + config.resume_after_s)
+    _, decision = decide(state, AT_REST, config, now_s + 1.01 + config.resume_after_s)
     assert decision.may_contribute, decision
 
 

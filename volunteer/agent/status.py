@@ -23,6 +23,7 @@ from volunteer.agent.traffic import TrafficMeter
 from volunteer.agent.trainer_service import TrainerService
 from volunteer.answers import CatchUp, PeerStatus, Stats, Status
 from volunteer.policy.idle import Decision
+from volunteer.policy.veto import Cause
 from volunteer.run import RunSpec
 
 _CONTRIBUTING = "Nothing stands against it: nobody uses this machine, and nothing else does."
@@ -100,6 +101,7 @@ class StatusSource:
         decision = self.policy.decision
         if not decision.may_contribute:
             state = "paused" if self.policy.is_paused_by_owner else "waiting"
+            state = "starting" if decision.cause is Cause.LOOKING else state
             return state, decision.reason, self._with_time_left(decision)
         if view.problem:
             return "waiting", f"{view.problem}.", "you fix it and resume"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import trio
 from p2p.swarm_types import PeerVersion
 from tests.fakes.members import RUN_ID, rules
 from tests.fakes.network import FakeNetwork
+from volunteer.agent import status as status_module
 from volunteer.agent.exchange import Heard
 from volunteer.agent.state_fetch import StateProgress
 from volunteer.agent.status import StatusSource, format_left
@@ -24,7 +26,8 @@ from volunteer.agent.wire import Heartbeat
 from volunteer.answers import ContributionPoint, PeerStatus, RoundPoint, Stats, Status
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import ControlError
-from volunteer.policy.idle import CONTRIBUTE, Cause, Decision
+from volunteer.policy.idle import CONTRIBUTE, LOOKING, Decision
+from volunteer.policy.veto import Cause
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.turn import Timing
 
@@ -59,6 +62,7 @@ class Facts:
     trainer_pid: int | None = 11
     aggregator_pid: int | None = 12
     has_tip: bool = True
+    is_idle_ignored: bool = False
     progress: StateProgress | None = None
     heard: dict[str, Heard] = field(default_factory=dict)
     differing: dict[str, PeerVersion] = field(default_factory=dict)
@@ -89,6 +93,7 @@ def source(facts: Facts) -> StatusSource:
             decision=facts.decision,
             is_training=facts.is_training,
             is_paused_by_owner=facts.decision.cause is Cause.OWNER,
+            is_idle_ignored=facts.is_idle_ignored,
         ),
         keeper=SimpleNamespace(last_confirmed_at_s=None, tokens_confirmed=7, tokens_elsewhere=0),
         traffic=SimpleNamespace(by_purpose=lambda: {"sync": {"sent": 3, "received": 4}}),
@@ -149,6 +154,27 @@ def test_the_strongest_reason_is_the_state(chosen: tuple[bool, ...]) -> None:
 )
 def test_starting_says_what_is_being_waited_for(changes: dict[str, Any], reason: str) -> None:
     assert source(Facts(is_training=False, **changes)).state()[:2] == ("starting", reason)
+
+
+def test_before_the_sensors_have_told_it_is_starting() -> None:
+    state, reason, _ = source(Facts(decision=LOOKING)).state()
+    assert (state, reason) == ("starting", "looking whether the machine is in use")
+
+
+def test_contributing_says_whether_anybody_was_asked() -> None:
+    assert "nobody uses this machine" in source(Facts()).state()[1]
+    assert "--ignore-idle" in source(Facts(is_idle_ignored=True)).state()[1]
+
+
+def test_the_next_possible_start_is_told_where_it_can_be_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(status_module, "now_s", lambda: 1000.0)
+    monkeypatch.setattr(status_module, "utc_in", lambda seconds: f"in {seconds:g} s")
+    waiting = dataclasses.replace(OWNER, next_start_s=1900.0)
+    assert source(Facts(decision=waiting)).status().resumes_at_utc == "in 900 s"
+    assert source(Facts(decision=OWNER)).status().resumes_at_utc == ""
+    assert source(Facts()).status().resumes_at_utc == ""
 
 
 def progress(**changes: Any) -> StateProgress:
