@@ -16,6 +16,14 @@ import psutil
 
 SAMPLE_EVERY_S = 0.25
 LOOPBACK = "lo"
+ROLES = {
+    "trainer": "idle_trainer.py",
+    "aggregator": "volunteer.training.aggregator",
+    "agent": "idle_agent.py",
+    "hivemind's daemon": "p2pd",
+    "hivemind's Python": "",
+}
+"""A word in the command line of each kind of process; the first that fits."""
 
 
 def with_children(pids: Iterable[int]) -> list[psutil.Process]:
@@ -28,14 +36,15 @@ def with_children(pids: Iterable[int]) -> list[psutil.Process]:
     return list(family.values())
 
 
-def cpu_seconds(pids: Iterable[int]) -> float:
-    """Return the user and system seconds that the processes have used, their children included."""
-    total = 0.0
+def cpu_seconds(pids: Iterable[int]) -> dict[str, float]:
+    """Return the user and system seconds that the processes and their children used, by role."""
+    seconds = dict.fromkeys(ROLES, 0.0)
     for process in with_children(pids):
         with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
+            times, command = process.cpu_times(), " ".join(process.cmdline())
+            role = next(role for role, word in ROLES.items() if word in command)
+            seconds[role] += times.user + times.system
+    return {role: total for role, total in seconds.items() if total}
 
 
 def loopback_bytes() -> int:

@@ -39,8 +39,8 @@ AGENT_FILE = Path(__file__).with_name("idle_agent.py")
 ROUND_S = {1: 60.0, 25: 60.0, 100: 300.0}
 """The grace is at least 5 % of it; the rounds are closed by their tokens, long before."""
 TARGET_TOKENS = 1000
-WARM_UP_ROUNDS = 2
-"""The first waits the grace, since nobody knows yet whom to expect."""
+WARM_UP_ROUNDS = 1
+"""It waits the grace, since nobody knows yet whom to expect."""
 DEADLINE_S = 300.0
 END_S = 20.0
 PARTS = {

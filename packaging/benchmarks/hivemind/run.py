@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from measure import cpu_seconds, loopback_bytes, watching_memory
 from ours import OurSwarm
-from swarm import Case, Swarm
+from swarm import Case, StuckError, Swarm
 from table import Row, tell, write_csv
 from theirs import HivemindSwarm
 
@@ -81,12 +81,15 @@ def measure_once(swarm: Swarm, case: Case, kill_after_s: float | None = None) ->
         exchange=exchange,
         killed=kill_after_s is not None,
         bytes_per_peer=(loopback_bytes() - bytes_before) / case.peers,
-        cpu_s=cpu_seconds(swarm.pids()) - cpu_before,
+        cpu_s={
+            role: seconds - cpu_before.get(role, 0.0)
+            for role, seconds in cpu_seconds(swarm.pids()).items()
+        },
     )
     parts = " ".join(f"{part}={seconds:.2f}" for part, seconds in exchange.parts_s.items())
     say(
         f"{swarm.name} {case.parameters_m}M x {case.peers}{' killed' if row.killed else ''}: "
-        f"{exchange.seconds:.2f} s, {row.bytes_per_peer / 1e6:.1f} MB a peer, {row.cpu_s:.2f} s CPU"
+        f"{exchange.seconds:.2f} s, {row.bytes_per_peer / 1e6:.1f} MB a peer, CPU {row.said_cpu}"
         f" ({parts}); {exchange.note}; {100 * exchange.differing_fraction:.2f} % differ"
     )
     return row
@@ -101,26 +104,30 @@ def measure_memory(swarm: Swarm, case: Case) -> float:
     return peak.bytes / case.peers
 
 
-def measure_case(side: str, case: Case, options: argparse.Namespace, python: Path) -> list[Row]:
-    """Start a swarm, measure it, kill one of its peers at last, stop it."""
+def measure_case(
+    side: str, case: Case, options: argparse.Namespace, python: Path, rows: list[Row]
+) -> None:
+    """Start a swarm, measure it into `rows`, kill one of its peers at last, stop it."""
     swarm = make_swarm(side, case, python, options.folder)
-    rows: list[Row] = []
+    say(f"{swarm.name} {case.parameters_m}M x {case.peers}: starting")
+    own: list[Row] = []
     try:
         swarm.start()
-        repetitions = options.repetitions or REPETITIONS[case.parameters_m]
-        rows = [measure_once(swarm, case) for _ in range(repetitions)]
-        if options.memory:
-            peak_bytes = measure_memory(swarm, case)
-            for row in rows:
-                row.peak_bytes_per_peer = peak_bytes
-        if options.kills and case.peers > 2:
-            median_s = sorted(row.exchange.seconds for row in rows)[len(rows) // 2]
+        # The first exchange after the start warms up as well: it is not timed.
+        peak_bytes = measure_memory(swarm, case)
+        for _ in range(options.repetitions or REPETITIONS[case.parameters_m]):
+            own.append(measure_once(swarm, case))
+            own[-1].peak_bytes_per_peer = peak_bytes
+            rows.append(own[-1])
+        if case.peers > 2 and case.parameters_m in options.kill_parameters:
+            median_s = sorted(row.exchange.seconds for row in own)[len(own) // 2]
             rows.append(measure_once(swarm, case, KILL_AT_FRACTION * median_s))
+    except StuckError as error:
+        say(f"{swarm.name} {case.parameters_m}M x {case.peers}: {error}")
     finally:
         swarm.stop()
         if not options.keep:
             shutil.rmtree(options.folder / swarm_folder(side, case))
-    return rows
 
 
 def swarm_folder(side: str, case: Case) -> str:
@@ -136,8 +143,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--peers", type=int, nargs="+", default=[4, 2])
     parser.add_argument("--only", nargs="+", default=[], metavar="SIDE:CODEC")
     parser.add_argument("--repetitions", type=int, default=0, help="0: 5, at 100 M 3")
-    parser.add_argument("--no-memory", dest="memory", action="store_false")
-    parser.add_argument("--no-kills", dest="kills", action="store_false")
+    parser.add_argument("--kill-parameters", type=int, nargs="*", default=[25], metavar="MILLIONS")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin nothing after that")
     parser.add_argument("--env", type=Path, help="where hivemind's environment is, or is made")
     parser.add_argument("--csv", type=Path, help="every repetition")
     parser.add_argument("--folder", type=Path, help="for the swarms' files; default: temporary")
@@ -155,14 +162,17 @@ def main(arguments: Sequence[str]) -> int:
     if not options.in_namespace:
         enter_namespace(arguments)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    end_s = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory() as temporary:
         options.folder = options.folder or Path(temporary)
         python = make_environment(options.env or Path(temporary) / "hivemind-env")
         rows: list[Row] = []
         try:
-            for parameters_m in options.parameters:
-                for peers in options.peers:
-                    rows += measure_size(parameters_m, peers, options, python)
+            for side, case in cases(options):
+                if time.monotonic() > end_s:
+                    say(f"no time left for {side} {case}")
+                    continue
+                measure_case(side, case, options, python, rows)
         finally:
             tell(rows)
             if options.csv:
@@ -170,18 +180,15 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def measure_size(
-    parameters_m: int, peers: int, options: argparse.Namespace, python: Path
-) -> list[Row]:
-    """Measure both sides at one size, in turns."""
-    rows: list[Row] = []
-    for codec in CODECS["allmende"]:
-        for side in ("hivemind", "allmende"):
-            wanted = not options.only or f"{side}:{codec}" in options.only
-            if codec in CODECS[side] and wanted:
-                case = Case(peers=peers, parameters_m=parameters_m, codec=codec)
-                rows += measure_case(side, case, options, python)
-    return rows
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, Case]]:
+    """Yield what is to be measured: the two sides in turns, at one codec after the other."""
+    for peers in options.peers:
+        for parameters_m in options.parameters:
+            for codec in CODECS["allmende"]:
+                for side in ("hivemind", "allmende"):
+                    wanted = not options.only or f"{side}:{codec}" in options.only
+                    if codec in CODECS[side] and wanted:
+                        yield side, Case(peers=peers, parameters_m=parameters_m, codec=codec)
 
 
 if __name__ == "__main__":

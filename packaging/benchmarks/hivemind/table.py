@@ -26,10 +26,15 @@ class Row:
     killed: bool
     bytes_per_peer: float
     """Sent, headers of TCP and IP included."""
-    cpu_s: float
-    """Of all processes of all peers."""
+    cpu_s: dict[str, float]
+    """Of all processes of all peers, by role."""
     peak_bytes_per_peer: float = 0.0
     """Memory, what processes share counted once."""
+
+    @property
+    def said_cpu(self) -> str:
+        """CPU seconds in words."""
+        return ", ".join(f"{role} {seconds:.2f} s" for role, seconds in self.cpu_s.items())
 
 
 def tell(rows: Sequence[Row]) -> None:
@@ -44,7 +49,7 @@ def tell(rows: Sequence[Row]) -> None:
             print(
                 f"| {key[0]} x {key[1]} | {system} | {seconds:.2f} | {whole:.2f} "
                 f"| {_median(group, lambda row: row.bytes_per_peer) / 1e6:.1f} "
-                f"| {_median(group, lambda row: row.cpu_s):.1f} "
+                f"| {_median(group, lambda row: sum(row.cpu_s.values())):.1f} "
                 f"| {_median(group, lambda row: row.peak_bytes_per_peer) / 2**20:.0f} |"
             )
     print("\nSeconds after the close at which each part was over everywhere, medians:\n")
@@ -55,7 +60,12 @@ def tell(rows: Sequence[Row]) -> None:
                 for part in group[0].exchange.parts_s
             }
             said = ", ".join(f"{part} {seconds:.2f}" for part, seconds in parts.items())
-            print(f"- {key[0]} x {key[1]}, {system}: {said}")
+            cpu = {
+                role: _median(group, lambda row, role=role: row.cpu_s.get(role, 0.0))
+                for role in group[0].cpu_s
+            }
+            cpu_said = ", ".join(f"{role} {seconds:.1f}" for role, seconds in cpu.items())
+            print(f"- {key[0]} x {key[1]}, {system}: {said}; CPU s: {cpu_said}")
     if any(row.killed for row in rows):
         print("\n| SIGKILL of one | system | survivors done, s | differ | differ in a bit | |")
         print("|---|---|---|---|---|---|")
@@ -92,7 +102,7 @@ def write_csv(rows: Sequence[Row], file: Path) -> None:
             parts = " ".join(f"{part}={seconds:.3f}" for part, seconds in found.parts_s.items())
             values = (
                 *(row.system, row.case.parameters_m, row.case.peers, int(row.killed)),
-                *(f"{found.seconds:.3f}", f"{found.preparation_s:.3f}", f"{row.cpu_s:.2f}"),
+                *(f"{found.seconds:.3f}", f"{found.preparation_s:.3f}", row.said_cpu),
                 *(int(row.bytes_per_peer), int(row.peak_bytes_per_peer)),
                 *(found.differing_fraction, found.bit_differing_fraction, parts, found.note),
             )
