@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
@@ -219,6 +220,23 @@ class Network:
             remote, size = line.split()[4], re.search(r"bytes_received:(\d+)", line)
             received[remote.rpartition(":")[0]] += int(size[1]) if size else 0
         return dict(received)
+
+    def interface_bytes(self, node: Node) -> tuple[int, int]:
+        """Return the bytes that the machine has sent and received, in frames of any kind."""
+        (link,) = json.loads(_run("ip", "-n", node.namespace, "-s", "-j", "link", "show", "eth0"))
+        return link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
+
+    def multicast_bytes(self, node: Node) -> tuple[int, int]:
+        """Return the bytes of IPv4 multicast, headers included, sent and received."""
+        text = _run("ip", "netns", "exec", node.namespace, "cat", "/proc/net/netstat")
+        names, values = (line.split() for line in text.splitlines() if line.startswith("IpExt:"))
+        counts = dict(zip(names[1:], map(int, values[1:]), strict=True))
+        return counts["OutMcastOctets"], counts["InMcastOctets"]
+
+    def keep_little_to_send(self, node: Node) -> None:
+        """Let the machine's TCP hold back at most 32 kB, so that little of the dead arrives."""
+        text = "echo 4096 16384 32768 > /proc/sys/net/ipv4/tcp_wmem"
+        _run("ip", "netns", "exec", node.namespace, "sh", "-c", text)
 
     def _new_address(self, bridge: Bridge) -> str:
         host = next(self._hosts[bridge])

@@ -198,10 +198,19 @@ def local_swarm(
     model: ModelSpec = TINY_MODEL,
     *,
     min_grace_s: float | None = None,
+    spec: RunSpec | None = None,
 ) -> Iterator[LocalSwarm]:
-    """Make an empty swarm; end everything afterwards, and show the logs' ends if it failed."""
+    """Make an empty swarm; end everything afterwards, and show the logs' ends if it failed.
+
+    Args:
+        folder: where its members live.
+        round_s: of the run that is made for it.
+        model: of that run.
+        min_grace_s: of that run.
+        spec: another run to take instead.
+    """
     require_namespaces()
-    spec = tiny_spec(round_s, model, min_grace_s)
+    spec = spec or tiny_spec(round_s, model, min_grace_s)
     (folder / "run.toml").write_text(format_run_spec(spec), "utf-8")
     with Network() as network:
         swarm = LocalSwarm(network, folder, spec)

@@ -95,12 +95,14 @@ class Exchange:
             self._accept_record,
             self._on_gossiped_record,
             max_bytes=MAX_ENVELOPE_BYTES,
+            purpose="records",
         )
         await self._swarm.subscribe(
             f"{self._topic}/heartbeats",
             self._accept_heartbeat,
             self._on_heartbeat,
             max_bytes=MAX_HEARTBEAT_BYTES,
+            purpose="heartbeats",
         )
         self._swarm.serve(
             SYNC_PROTOCOL, self._respond, max_request_bytes=MAX_SYNC_BYTES, purpose="sync"

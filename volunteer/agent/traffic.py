@@ -42,8 +42,6 @@ class TrafficMeter:
         self._purposes: dict[str, str] = {}
         self._sent: Mapping[str, int] = {}
         self._received: Mapping[str, int] = {}
-        self._overhead_sent = 0
-        self._overhead_received = 0
 
     def purpose_of(self, blob_id: str) -> str:
         """Return what a blob that a peer asks for is accounted under.
@@ -67,14 +65,10 @@ class TrafficMeter:
         statistics = self._swarm.statistics()
         sent = Counter(statistics.sent_bytes_by_purpose)
         received = Counter(statistics.received_bytes_by_purpose)
-        # Payload is counted before it is written, so this may go back for a moment; it never
-        # falls below what was told before.
-        overhead = statistics.wire_sent_bytes - sent.total()
-        self._overhead_sent = max(self._overhead_sent, overhead)
-        overhead = statistics.wire_received_bytes - received.total()
-        self._overhead_received = max(self._overhead_received, overhead)
-        sent[OVERHEAD] = self._overhead_sent
-        received[OVERHEAD] = self._overhead_received
+        # What is on its way is on one side of the account only: payload is counted before it is
+        # written, and after all of it was read. So this goes up and down by a message or a chunk.
+        sent[OVERHEAD] = max(0, statistics.wire_sent_bytes - sent.total())
+        received[OVERHEAD] = max(0, statistics.wire_received_bytes - received.total())
         return sent, received
 
     def by_purpose(self) -> dict[str, dict[str, int]]:
