@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from libp2p.kad_dht.pb.kademlia_pb2 import Message
 
 NUM_ASKED: Final = 8  # of the 20 nearest to the key, at each look; a stream costs 4 ms on each side
-NEAREST_S: Final = 300.0  # for which it is not looked up anew who is nearest
-WALK_EVERY_S: Final = 600.0  # a random walk, which keeps the table filled, is some 60 streams
+NEAREST_S: Final = 1200.0  # for which it is not looked up anew who is nearest
+WALK_EVERY_S: Final = 3600.0  # a random walk, which keeps the table filled, is some 60 streams
 MAX_KEYS: Final = 1024
 RECORD_S: Final = 1800.0
 LOOK_TIMEOUT_S: Final = 45.0

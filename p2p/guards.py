@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import struct
 from collections import Counter
@@ -59,6 +60,7 @@ from libp2p.tools.anyio_service.utils import get_task_name
 from libp2p.transport.tcp import tcp
 from multiaddr import Multiaddr
 
+from p2p import stream_window
 from p2p.admission import Admission
 from p2p.conduct import Misdeed
 from p2p.contain import contain
@@ -71,12 +73,14 @@ MAX_UNREAD_BYTES: Final = 16 << 20  # of one connection; four blob chunks in fli
 MAX_INBOUND_STREAMS: Final = 64  # handled at a time on one connection
 MAX_OPEN_STREAMS: Final = 1024  # on one connection, half-closed ones included
 MAX_DEFERRED_FRAMES: Final = 256  # 12 bytes each
+PINGS_SKIPPED: Final = 8  # at most, where other bytes come: pings measure the round trip
 WRITE_DEADLINE_S: Final = 30.0  # for one frame of 64 KiB: 2 KB/s
 SUBSCRIPTION_QUEUE: Final = 256  # messages of a topic that wait for us; 32 drop bursts
 
 _HEADER: Final = struct.Struct(yamux.YAMUX_HEADER_FORMAT)
 _DEFERRED_FLAGS: Final = yamux.FLAG_ACK | yamux.FLAG_RST | yamux.FLAG_FIN
 _log = logging.getLogger("p2p.guards")
+_JITTER: Final = secrets.SystemRandom()
 
 
 def install() -> None:
@@ -94,6 +98,7 @@ def install() -> None:
     muxer_multistream.Yamux = GuardedYamux
     swarm_connection.SwarmConn = GuardedSwarmConn
     tcp._set_reuse_flags = _allow_quick_restart
+    stream_window.install()
     # Fault 9: a burst longer than the queue is lost in silence.
     pubsub_module.SUBSCRIPTION_CHANNEL_SIZE = SUBSCRIPTION_QUEUE
     # New: signed records fill the peer store with addresses from strangers, cost two signature
@@ -118,8 +123,8 @@ def _ignore_signed_record(_rpc: rpc_pb2.RPC, _host: IHost, _peer_id: ID) -> bool
     return True
 
 
-def _empty_signed_record(host: IHost) -> tuple[bytes, bool]:
-    return host.get_peerstore().get_local_record().marshal_envelope(), False
+def _empty_signed_record(_host: IHost) -> tuple[bytes, bool]:
+    return b"", False
 
 
 class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
@@ -149,7 +154,21 @@ class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
                 _log.info("dropping a silent peer peer=%s", self.peer_id)
                 tcp_stream_of(self).abort()
                 return
-            with trio.move_on_after(self.swarm.ping_every_s):
+            await self._wait_silent(self.swarm.ping_every_s)
+
+    async def _wait_silent(self, duration_s: float) -> None:
+        """Wait until nothing has come for about so long, or a few times that to measure anew.
+
+        Both ends do, so that of two that would ask each other one asks: its question is an answer.
+        """
+        pinged_at = trio.current_time()
+        while not self.event_shutting_down.is_set():
+            silence_s = duration_s * _JITTER.uniform(1, 1.5)
+            silent_until = tcp_stream_of(self).last_received_at + silence_s
+            due_at = min(silent_until, pinged_at + PINGS_SKIPPED * duration_s)
+            if due_at <= trio.current_time():
+                return
+            with trio.move_on_at(due_at):
                 await self.event_shutting_down.wait()
 
     async def _is_alive(self, timeout_s: float) -> bool:

@@ -71,7 +71,8 @@ class SwarmConfig:
     handshake_timeout_s: float = 10.0
     """Seconds in which who dials in must have proven who it is."""
     ping_every_s: float = 5.0
-    """Seconds between two pings on a quiet connection: 24 bytes each."""
+    """Seconds, up to half as much more, for which a connection is silent before one of the two
+    pings: 60 bytes, the answer included."""
     ping_timeout_s: float = 10.0
     """Seconds without an answer or any other byte after which a connection is dropped."""
     dial_timeout_s: float = 10.0

@@ -1,6 +1,6 @@
 """Measure what real agents send, by purpose: the share of control traffic in rounds of 600 s.
 
-PYTHONPATH=. python packaging/benchmarks/bench_traffic.py [--agents 2 4 8] [--rounds 8]
+PYTHONPATH=. python packaging/benchmarks/bench_traffic.py [--agents 2 4 8] [--rounds 4]
 
 Needs a checkout, Linux and root: the agents run in network namespaces (tests/system/network.py).
 They train a run with the model, the codec and all periods of the built-in run `commons` (rounds of
@@ -38,9 +38,11 @@ from volunteer.run import RunSpec
 
 BLOBS = ("contributions", "states")
 SAMPLE_EVERY_S = 1.0
-BEFORE_S, AFTER_S = 3.0, 6.0
-"""Around each moment in which a record or a contribution travels: this belongs to the exchange."""
-WARM_UP_ROUNDS = 4
+BEFORE_S, AFTER_S = 3.0, 40.0
+"""Around each moment in which a record or a contribution travels: this belongs to the exchange. A
+new tip is offered to others for 1.5 periods of a sync, 27 s in rounds of 600 s."""
+WARM_UP_ROUNDS = 3
+"""Before that, nobody knows whom to expect, and peers are looked for."""
 UP_S = 300.0
 ROUND_DEADLINE_S = 900.0
 DIRECTIONS = ("sent", "received")
@@ -258,8 +260,8 @@ def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--agents", type=int, nargs="+", default=[2, 4, 8], metavar="N")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--target-tokens", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--target-tokens", type=int, default=120_000)
     parser.add_argument("--round-s", type=float, default=600.0)
     options = parser.parse_args()
     for num_agents in options.agents:

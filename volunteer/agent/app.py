@@ -5,6 +5,7 @@ Runs in: agent. Stages: policy -> trainer -> rounds -> swarm -> stats, each a so
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from p2p.identity import Identity
 from p2p.swarm import Swarm, SwarmConfig, open_swarm
 from volunteer.agent.aggregator_service import AggregatorService
 from volunteer.agent.bookkeeper import Bookkeeper
+from volunteer.agent.clock import now_s
 from volunteer.agent.control import serve_control
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
@@ -37,7 +39,12 @@ from volunteer.agent.record_log import RecordLog
 from volunteer.agent.sampling import Sampler
 from volunteer.agent.status import StatusSource
 from volunteer.agent.sync_pages import SyncPages
-from volunteer.agent.timing import ExchangeClock
+from volunteer.agent.timing import (
+    ExchangeClock,
+    discover_every_s,
+    is_settled,
+    ping_every_s,
+)
 from volunteer.agent.traffic import TrafficMeter
 from volunteer.agent.trainer_service import TrainerService
 from volunteer.agent.verbs import make_verbs
@@ -143,7 +150,7 @@ class Agent:
         swarm.serve_blobs(
             store, lambda blob_id: True, traffic.purpose_of, lambda i: priority_of(machine, i)
         )
-        swarm.on_peer_connected(lambda peer: exchange.sync_soon())
+        swarm.on_peer_connected(lambda peer: exchange.note_neighbour())
         stopping = trio.Event()
         sampler = Sampler(run_dir, DENSE_MODULE, self.locations.log_dir / "sampler.log")
         verbs = make_verbs(source, ledger, policy, traffic, stopping.set, sampler)
@@ -158,7 +165,15 @@ class Agent:
             nursery.start_soon(
                 keep_network_facts, self._network_file, lambda: swarm.listen_addrs, swarm.banned
             )
-            nursery.start_soon(exchange.run, clock.sync_s, lambda: self._heartbeat(source))
+            nursery.start_soon(
+                functools.partial(
+                    exchange.run,
+                    clock.sync_s,
+                    lambda: self._heartbeat(source),
+                    round_s=self.spec.rounds.round_s,
+                    is_settled=lambda: is_settled(machine, now_s(), clock.sync_s),
+                )
+            )
             nursery.start_soon(_stop_on_signal, stopping)
             log.info("peer=%s listening on %s", swarm.peer_id, " ".join(swarm.listen_addrs))
             await stopping.wait()
@@ -187,6 +202,8 @@ class Agent:
             upload_bytes_per_s=self.config.upload_bytes_per_s,
             download_bytes_per_s=self.config.download_bytes_per_s,
             banned=bans_of(facts),
+            ping_every_s=ping_every_s(self.spec.rounds.round_s),
+            discover_every_s=discover_every_s(self.spec.rounds.round_s),
         )
 
     def _timing(self, clock: ExchangeClock) -> Timing:
@@ -222,8 +239,17 @@ class Agent:
             is_contributing=source.policy.is_training,
             tokens_per_s=view.tokens_per_s,
             loss=view.loss,
-            addrs=source.swarm.listen_addrs[:8],
+            addrs=_told_addrs(source.swarm.listen_addrs),
         )
+
+
+def _told_addrs(listen_addrs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the addresses that others can use; those of this machine alone if there are no others.
+
+    Each is 90 bytes in every heartbeat, three or four copies of which reach everybody.
+    """
+    outside = tuple(a for a in listen_addrs if not a.startswith(("/ip4/127.", "/ip6/::1/")))
+    return (outside or listen_addrs)[:8]
 
 
 async def _stop_on_signal(stopping: trio.Event) -> None:

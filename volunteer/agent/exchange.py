@@ -21,6 +21,7 @@ from volunteer.agent.intake import NewKind, verify_incoming
 from volunteer.agent.peer_memory import PeerMemory
 from volunteer.agent.record_book import RecordBook, SignedRecord
 from volunteer.agent.sync_pages import SyncPages
+from volunteer.agent.timing import HEARTBEAT_FLOOR_S, heartbeat_period_s
 from volunteer.agent.wire import (
     MAX_HEARTBEAT_BYTES,
     MAX_SYNC_BYTES,
@@ -37,9 +38,11 @@ log = logging.getLogger(__name__)
 SYNC_PROTOCOL = "/allmende/sync/1"
 REQUEST_TIMEOUT_S = 20.0
 MAX_PAGES = 4096
-HEARTBEAT_FLOOR_S = 2.0
 HEARD_FOR_S = 120.0
-"""A peer not heard for so long is no longer counted."""
+"""A peer not heard for so long, and for some of its heartbeats' periods, is no longer counted."""
+PERIODS_HEARD = 3
+PERIODS_SETTLED = 10
+"""Of a sync: 30 % of a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +82,31 @@ class Exchange:
         self._on_closed = on_closed
         self._memory = memory
         self._sync_now = trio.Event()
+        self._neighbour_came = trio.Event()
+        self._round_s = 0.0
+        self._is_settled: Callable[[], bool] = lambda: False
         self._wanted: set[str] = set()
         self.heard: dict[str, Heard] = {}
         self._topic = f"allmende/1/{pages.run_id}/{pages.module_id}"
 
-    async def run(self, sync_s: float, make_heartbeat: Callable[[], Heartbeat | None]) -> None:
+    async def run(
+        self,
+        sync_s: float,
+        make_heartbeat: Callable[[], Heartbeat | None],
+        *,
+        round_s: float = 0.0,
+        is_settled: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Gossip, answer and ask, for ever.
 
         Args:
             sync_s: seconds between two exchanges with a random neighbour.
             make_heartbeat: makes our own; None while there is nothing to say.
+            round_s: the run's, by which heartbeats are sent.
+            is_settled: whether nothing is to be expected soon; then there are fewer exchanges.
         """
+        self._round_s = round_s
+        self._is_settled = is_settled
         await self._swarm.subscribe(
             f"{self._topic}/records",
             self._accept_record,
@@ -164,15 +181,30 @@ class Exchange:
                     )
                 except P2PError as error:
                     log.debug("heartbeat not gossiped: %s", error)
-            # About one message a second from the whole swarm.
-            period_s = max(HEARTBEAT_FLOOR_S, float(len(self.members())))
-            await trio.sleep(period_s * random.uniform(0.8, 1.2))  # noqa: TID251, S311 - a period
+            period_s = HEARTBEAT_FLOOR_S if heartbeat is None else self._heartbeat_s()
+            with trio.move_on_after(period_s * random.uniform(0.8, 1.2)):  # noqa: S311
+                # At most about one message a second from the whole swarm.
+                least_s = max(HEARTBEAT_FLOOR_S, float(self._num_others()))
+                await trio.sleep(least_s * random.uniform(1.0, 1.5))  # noqa: TID251, S311
+                await self._neighbour_came.wait()
+            self._neighbour_came = trio.Event()
+
+    def _num_others(self) -> int:
+        return max(len(self.heard), len(self._swarm.peers()))
+
+    def _heartbeat_s(self) -> float:
+        return heartbeat_period_s(self._round_s, self._num_others())
 
     def members(self) -> dict[str, Heard]:
         """Return the peers heard lately."""
-        oldest = now_s() - HEARD_FOR_S
+        oldest = now_s() - max(HEARD_FOR_S, PERIODS_HEARD * self._heartbeat_s())
         self.heard = {p: h for p, h in self.heard.items() if h.at_s >= oldest}
         return self.heard
+
+    def note_neighbour(self) -> None:
+        """A neighbour has connected: compare the records, and say soon who we are."""
+        self._sync_now.set()
+        self._neighbour_came.set()
 
     # -------------------------------------------------------------------------------- sync
 
@@ -188,9 +220,7 @@ class Exchange:
     async def _sync_often(self, sync_s: float) -> None:
         last: str | None = None
         while True:
-            with trio.move_on_after(sync_s):
-                await self._sync_now.wait()
-            self._sync_now = trio.Event()
+            await self._wait_sync_due(sync_s)
             peers = [p.peer_id for p in self._swarm.peers()]
             others = [p for p in peers if p != last] or peers
             if others:
@@ -201,6 +231,19 @@ class Exchange:
                     log.debug("peer=%s sync failed: %s", last, error)
             await trio.sleep(min(0.2, sync_s))  # noqa: TID251 - at most five a second
 
+    async def _wait_sync_due(self, sync_s: float) -> None:
+        """Wait for the period, or for a reason to ask at once.
+
+        A settled member skips most periods: whoever waits for something asks it often enough, and
+        an exchange brings both up to date.
+        """
+        for _ in range(PERIODS_SETTLED):
+            with trio.move_on_after(sync_s):
+                await self._sync_now.wait()
+            if self._sync_now.is_set() or not self._is_settled():
+                break
+        self._sync_now = trio.Event()
+
     async def _sync_with(self, peer_id: str) -> None:
         """Fetch what `peer_id` has and we lack, page by page, and push what it wants."""
         wanted = [i for i in self._wanted if not self._book.has(i)]
@@ -208,6 +251,8 @@ class Exchange:
         if wanted:
             await self._take_reply(peer_id, await self._ask(peer_id, self._pages.ask_for(wanted)))
         from_height = self._pages.first_height()
+        if self._is_settled():  # what is older was compared when the round began
+            from_height = max(from_height, self._pages.recent_height())
         for _ in range(MAX_PAGES):
             num_known = len(self._book)
             reply = await self._ask(peer_id, self._pages.request(from_height))

@@ -107,6 +107,11 @@ class SyncPages:
             self._step_back_heights = 0
         return start
 
+    def recent_height(self) -> int:
+        """Return the least height of records that a child of our tip may list."""
+        tip = self._machine.known.facts.get(self._machine.tip or "")
+        return max(0, tip.height - 1) if tip is not None else 0
+
     def request(self, from_height: int) -> bytes:
         """Return the request that says what is here from `from_height` on.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+from volunteer.rounds.machine import Machine
 from volunteer.run import RoundSpec
 
 GRACE_FRACTION = 0.05
@@ -16,6 +17,47 @@ EXCHANGES_PER_FAILOVER = 12
 SYNC_FRACTION = 0.03
 MAX_SYNC_S = 18.0
 MIN_SYNC_S = 0.5
+
+
+HEARTBEAT_FLOOR_S = 2.0
+HEARTBEATS_PER_ROUND = 4
+"""Of a swarm of two to four together: by these and the pings it is known who is there."""
+MEMBERS_HEARD = 32
+"""From so many on, a round has so many heartbeats of all together, as it has contributions."""
+SYNCS_AFTER_MOVE = 1.5
+PINGS_PER_ROUND = 30
+
+
+def heartbeat_period_s(round_s: float, num_others: int) -> float:
+    """Return the seconds between two heartbeats of one member.
+
+    What all send together grows with the blobs of a round, and stays far below them: each copy of a
+    heartbeat is 0.8 kB, and gossip brings three or four of them to everybody.
+    """
+    num_members = num_others + 1
+    rounds = max(min(1.0, num_members / HEARTBEATS_PER_ROUND), num_members / MEMBERS_HEARD)
+    return max(HEARTBEAT_FLOOR_S, float(num_others), rounds * round_s)
+
+
+def ping_every_s(round_s: float) -> float:
+    """Return the seconds of silence after which a neighbour is asked if it is there: 5 to 20."""
+    return min(20.0, max(5.0, round_s / PINGS_PER_ROUND))
+
+
+def discover_every_s(round_s: float) -> float:
+    """Return the seconds between two searches for peers while there are some: 60 to 600."""
+    return min(600.0, max(60.0, round_s))
+
+
+def is_settled(machine: Machine, now_s: float, sync_s: float) -> bool:
+    """Return whether nothing is to be expected before the round is closed.
+
+    A new tip is offered to others for some periods of a sync: they may not have heard of it.
+    """
+    if machine.tip is None or machine.closed_at_s is not None or machine.known.waiting:
+        return False
+    is_behind = machine.known.highest_height > machine.known.facts[machine.tip].height
+    return not is_behind and now_s - machine.applied_at_s > SYNCS_AFTER_MOVE * sync_s
 
 
 class ExchangeClock:

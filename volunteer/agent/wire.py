@@ -32,7 +32,7 @@ class WireError(ValueError):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """One member's state, gossiped; the swarm as a whole sends about one a second."""
+    """One member's state, gossiped now and then (timing.heartbeat_period_s)."""
 
     version: _Version = WIRE_VERSION
     run_id: Hash

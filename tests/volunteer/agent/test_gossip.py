@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -17,6 +19,7 @@ from tests.fakes.members import (
 from tests.fakes.neighbours import Neighbour, hostile_envelopes
 from tests.fakes.virtual_time import in_nursery, run_virtual, settle, until
 from volunteer.agent import exchange as exchange_module
+from volunteer.agent.exchange import PERIODS_SETTLED
 from volunteer.agent.wire import (
     Heartbeat,
     encode,
@@ -116,6 +119,75 @@ def test_heartbeats_are_sent_once_there_is_something_to_say(neighbours: list[Nei
         clock.jump(1.0)
         await settle()
         assert len(one.swarm.published) == 1, "two seconds at least"
+
+    run_virtual(in_nursery(main))
+
+
+def test_in_long_rounds_heartbeats_are_few_but_a_newcomer_gets_one(
+    neighbours: list[Neighbour],
+) -> None:
+    one, _ = neighbours
+    round_s = 800.0
+
+    async def main(nursery: trio.Nursery, clock: MockClock) -> None:
+        say = functools.partial(parse_heartbeat, heartbeat())
+        nursery.start_soon(functools.partial(one.exchange.run, 1e6, say, round_s=round_s))
+        await settle()
+        assert len(one.swarm.published) == 1
+        # Of two members, four a round together.
+        clock.jump(0.7 * round_s / 2)
+        await settle()
+        assert len(one.swarm.published) == 1
+        clock.jump(0.6 * round_s / 2)
+        await settle()
+        assert len(one.swarm.published) == 2
+        one.exchange.note_neighbour()
+        clock.jump(1.0)
+        await settle()
+        assert len(one.swarm.published) == 2, "two seconds at least"
+        clock.jump(2.1)
+        await settle()
+        assert len(one.swarm.published) == 3
+
+    run_virtual(in_nursery(main))
+
+
+def test_a_settled_member_asks_less_often_and_at_once_when_it_wants_something(
+    neighbours: list[Neighbour], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = neighbours
+    asked: list[str] = []
+    settled = [True]
+
+    async def note(peer_id: str) -> None:
+        await trio.lowlevel.checkpoint()
+        asked.append(peer_id)
+
+    monkeypatch.setattr(one.exchange, "_sync_with", note)
+
+    async def main(nursery: trio.Nursery, clock: MockClock) -> None:
+        say_nothing, is_settled = (lambda: None), (lambda: settled[0])
+        run = functools.partial(one.exchange.run, 10.0, say_nothing, is_settled=is_settled)
+        nursery.start_soon(run)
+        await settle()
+
+        async def pass_periods(num_periods: int) -> int:
+            before = len(asked)
+            for _ in range(num_periods):
+                for part_s in (0.25, 10.0):  # the pause after a sync, and the period
+                    clock.jump(part_s)
+                    await settle()
+            return len(asked) - before
+
+        assert await pass_periods(PERIODS_SETTLED - 1) == 0
+        assert await pass_periods(1) == 1
+        assert set(asked) == {other.peer_id}
+        one.exchange.want("5a" * 32)
+        clock.jump(0.3)
+        await settle()
+        assert len(asked) == 2
+        settled[0] = False
+        assert await pass_periods(4) == 4
 
     run_virtual(in_nursery(main))
 
