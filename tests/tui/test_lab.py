@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -19,8 +20,14 @@ main()
 """
 
 
+def simulate(
+    home: Path, flags: str, *, code: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    return run(home, "lab", "simulate", *flags.split(), code=code)
+
+
 def test_a_table_is_printed_with_what_all_seeds_show(home: Path) -> None:
-    result = run(home, *"lab simulate --peers 5 --rounds 6 --seeds 2 --faults loss,crashes".split())
+    result = simulate(home, "--peers 5 --rounds 6 --seeds 2 --faults loss,crashes")
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert lines[0] == "5 peers, 6 rounds; faults: crashes, loss"
@@ -32,8 +39,7 @@ def test_a_table_is_printed_with_what_all_seeds_show(home: Path) -> None:
 
 
 def test_the_same_seed_is_the_same_run(home: Path) -> None:
-    args = "lab simulate --peers 4 --rounds 5 --seed 7 --json".split()
-    one, other = run(home, *args), run(home, *args)
+    one, other = (simulate(home, "--peers 4 --rounds 5 --seed 7 --json") for _ in range(2))
     assert one.stdout == other.stdout
     said = msgspec.json.decode(one.stdout)
     assert (said["peers"], said["rounds"]) == (4, 5)
@@ -55,14 +61,14 @@ def test_the_same_seed_is_the_same_run(home: Path) -> None:
     ],
 )
 def test_bad_flags_are_bad_usage(home: Path, args: str, message: str) -> None:
-    result = run(home, "lab", "simulate", *args.split())
+    result = simulate(home, args)
     assert result.returncode == 2
     assert message in " ".join(result.stderr.split())
 
 
 def test_a_broken_invariant_is_named_with_its_seed(home: Path) -> None:
-    args = "lab simulate --peers 4 --rounds 3 --seed 3 --faults none".split()
-    result = run(home, *args, code=WITHOUT_HASH_CHECK)
+    flags = "--peers 4 --rounds 3 --seed 3 --faults none"
+    result = simulate(home, flags, code=WITHOUT_HASH_CHECK)
     assert result.returncode == 1
     assert "   3  BROKEN in round" in result.stdout
     assert "stands on another state" in result.stdout
