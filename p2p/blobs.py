@@ -40,7 +40,7 @@ from p2p.framing import (
     read_status,
 )
 from p2p.host import Host
-from p2p.peer_stream import WRITE_BYTES, PeerStream
+from p2p.peer_stream import BATCH_BYTES, WRITE_BYTES, PeerStream
 from p2p.swarm_types import Tally
 
 BLOB_PROTOCOL: Final = "/allmende/blob/1"
@@ -135,8 +135,10 @@ class BlobServer:
     async def _write(self, answer: bytes, priority: Priority, stream: PeerStream) -> None:
         """Write an answer piece by piece; a reader that is too slow is given up."""
         view, left_s = memoryview(answer), WRITE_DEADLINE_S
-        for start in range(0, len(view), WRITE_BYTES):
-            piece = view[start : start + WRITE_BYTES]
+        is_free = priority is Priority.URGENT and not self._flow.upload.bytes_per_s
+        piece_bytes = BATCH_BYTES if is_free else WRITE_BYTES
+        for start in range(0, len(view), piece_bytes):
+            piece = view[start : start + piece_bytes]
             await self._flow.wait_to_send(len(piece), priority)
             begun_at = trio.current_time()
             with trio.fail_after(left_s):

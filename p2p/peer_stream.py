@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from typing import Final
 
 import trio
 from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.stream.exceptions import StreamEOF
+from libp2p.stream_muxer.yamux.yamux import TYPE_DATA, YAMUX_HEADER_FORMAT
 
 from p2p.errors import PeerUnreachableError, RequestRefusedError
 
 WRITE_BYTES: Final = 65_507  # one yamux frame that is one noise message: 122 MB/s instead of 93
+BATCH_BYTES: Final = 4 * WRITE_BYTES  # frames written at once: a quarter of the sender's CPU less
+
+_DATA_HEADER: Final = struct.Struct(YAMUX_HEADER_FORMAT)
 
 # What a broken stream or connection raises, depending on which layer notices first.
 BROKEN: Final = (
@@ -65,12 +70,39 @@ class PeerStream:
 
         Cancellation: a whole number of frames was sent; reset the stream.
         """
-        view = memoryview(data)
+        left = memoryview(data)
         try:
-            for start in range(0, len(view), WRITE_BYTES):
-                await self._stream.write(bytes(view[start : start + WRITE_BYTES]))
+            while left:
+                num_bytes = await self._write_batch(left[:BATCH_BYTES])
+                if not num_bytes:
+                    piece = bytes(left[:WRITE_BYTES])
+                    await self._stream.write(piece)
+                    num_bytes = len(piece)
+                left = left[num_bytes:]
         except BROKEN as error:
             raise self.broken() from error
+
+    async def _write_batch(self, view: memoryview) -> int:
+        """Write several frames at once; return how many bytes of `view` that were.
+
+        Most of what a frame costs is waking up and taking locks. 0 where the peer has not left room
+        for two frames, or the stream has ended: then libp2p's own way waits, or says why not.
+
+        Invariant: nothing is awaited between reading the window and taking from it.
+        """
+        stream = self._stream.muxed_stream
+        num_bytes = min(int(stream.send_window), len(view))
+        if num_bytes < len(view):
+            num_bytes -= num_bytes % WRITE_BYTES
+        if num_bytes <= WRITE_BYTES or stream.send_closed or stream.closed:
+            return 0
+        stream.send_window -= num_bytes
+        frames: list[bytes | memoryview] = []
+        for start in range(0, num_bytes, WRITE_BYTES):
+            body = view[start : min(start + WRITE_BYTES, num_bytes)]
+            frames += [_DATA_HEADER.pack(0, TYPE_DATA, 0, stream.stream_id, len(body)), body]
+        await stream.conn._write_frame(b"".join(frames))
+        return num_bytes
 
     def broken(self) -> PeerUnreachableError | RequestRefusedError:
         """Make the error that says what became of the stream."""

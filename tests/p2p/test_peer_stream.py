@@ -1,0 +1,98 @@
+"""Writing several frames at once: the same bytes in frames, and never more than the peer allows."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+import trio
+from libp2p.stream_muxer.yamux.yamux import YAMUX_HEADER_FORMAT
+
+from p2p.peer_stream import BATCH_BYTES, WRITE_BYTES, PeerStream
+
+HEADER = struct.Struct(YAMUX_HEADER_FORMAT)
+
+
+class FakeConnection:
+    """Takes frames apart again."""
+
+    def __init__(self) -> None:
+        self.writes: list[list[int]] = []
+        """The lengths of the frames of each write."""
+        self.content = b""
+
+    async def _write_frame(self, data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        lengths = []
+        while data:
+            version, kind, flags, stream_id, length = HEADER.unpack_from(data)
+            assert (version, kind, flags, stream_id) == (0, 0, 0, 7)
+            body = data[HEADER.size : HEADER.size + length]
+            assert len(body) == length
+            self.content += body
+            lengths.append(length)
+            data = data[HEADER.size + length :]
+        self.writes.append(lengths)
+
+
+class FakeStream:
+    """A net stream over a multiplexed one, both in one."""
+
+    stream_id = 7
+    closed = send_closed = False
+
+    def __init__(self, window: int) -> None:
+        self.conn = FakeConnection()
+        self.send_window = window
+        self.muxed_stream = self
+        self.plain_writes: list[int] = []
+
+    async def write(self, data: bytes) -> None:
+        """Do what libp2p does: wait for a window, then write."""
+        await trio.lowlevel.checkpoint()
+        self.plain_writes.append(len(data))
+        self.conn.content += data
+        self.send_window += 10 * WRITE_BYTES
+
+
+def written(window: int, num_bytes: int, **facts: Any) -> FakeStream:
+    stream = FakeStream(window)
+    for name, value in facts.items():
+        setattr(stream, name, value)
+    content = bytes(i % 251 for i in range(num_bytes))
+    trio.run(PeerStream(stream, "peer").write, content)
+    assert stream.conn.content == content
+    return stream
+
+
+def test_what_fits_the_window_goes_in_batches_of_whole_frames() -> None:
+    stream = written(16 << 20, BATCH_BYTES + 2 * WRITE_BYTES + 5)
+    assert stream.conn.writes == [[WRITE_BYTES] * 4, [WRITE_BYTES, WRITE_BYTES, 5]]
+    assert stream.plain_writes == []
+    assert stream.send_window == (16 << 20) - (BATCH_BYTES + 2 * WRITE_BYTES + 5)
+
+
+@pytest.mark.parametrize("window", [0, 1, WRITE_BYTES, 2 * WRITE_BYTES - 1])
+def test_without_room_for_two_frames_libp2p_waits(window: int) -> None:
+    stream = written(window, 3 * WRITE_BYTES)
+    assert stream.plain_writes == [WRITE_BYTES]
+    assert stream.conn.writes == [[WRITE_BYTES, WRITE_BYTES]]
+
+
+def test_a_batch_takes_no_more_than_the_window() -> None:
+    stream = FakeStream(3 * WRITE_BYTES - 1)
+    trio.run(PeerStream(stream, "peer").write, bytes(BATCH_BYTES))
+    assert stream.conn.writes[0] == [WRITE_BYTES, WRITE_BYTES]
+    assert len(stream.conn.content) == BATCH_BYTES
+
+
+@pytest.mark.parametrize("ended", ["closed", "send_closed"])
+def test_an_ended_stream_is_libp2ps_affair(ended: str) -> None:
+    stream = written(16 << 20, 2 * WRITE_BYTES, **{ended: True})
+    assert stream.plain_writes == [WRITE_BYTES, WRITE_BYTES]
+    assert stream.conn.writes == []
+
+
+def test_small_messages_go_as_ever() -> None:
+    assert written(16 << 20, 300).plain_writes == [300]
