@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from volunteer.config_rules import RULES as _RULES
+from volunteer.config_rules import RULES
 from volunteer.errors import ConfigError
 from volunteer.policy.hours import parse_hours
 
@@ -158,7 +158,7 @@ def parse_config(text: str, file: Path, overrides: Mapping[str, object]) -> Conf
     problems = [
         f"{file}, line {_line_of(key, text)}: {problem}"
         for key, problem in found.items()
-        if key not in flags or key not in _RULES
+        if key not in flags or key not in RULES
     ]
     bad_flags = list(_find_problems(flags, name_of=_flag_name).values())
     if problems or bad_flags:
@@ -206,11 +206,11 @@ def _find_problems(
     """Return a sentence for each key of `values` that is unknown or has a bad value."""
     problems = {}
     for key, value in values.items():
-        if key not in _RULES:
-            near = difflib.get_close_matches(key, _RULES, n=1)
-            guess = f"did you mean {name_of(near[0])}?" if near else f"known: {', '.join(_RULES)}"
+        if key not in RULES:
+            near = difflib.get_close_matches(key, RULES, n=1)
+            guess = f"did you mean {name_of(near[0])}?" if near else f"known: {', '.join(RULES)}"
             problems[key] = f"unknown key {name_of(key)}; {guess}"
-        elif problem := _RULES[key](value):
+        elif problem := RULES[key](value):
             problems[key] = f"{name_of(key)} {problem}"
     return problems
 

@@ -125,7 +125,7 @@ def test_an_agent_stops_when_the_mouse_moves_and_goes_on_when_it_rests(tmp_path:
     agent.locations.config_file.write_text(CONFIG)
     with x_server() as display, ending([agent]):
         agent.start()
-        for _ in range(3):
+        for _ in range(2):
             running = agent.wait_for("it contributes", lambda s: s.state == "contributing", 60)
             trainer_pid = running.trainer_pid
             assert trainer_pid is not None

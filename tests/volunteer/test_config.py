@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from volunteer import config as config_source
+from volunteer import config_rules
 from volunteer.config import MAX_CONFIG_BYTES, Config, load_config
 from volunteer.errors import ConfigError
 
@@ -198,6 +199,6 @@ def test_every_field_is_documented_and_checked() -> None:
         and isinstance(text.value, ast.Constant)
     }
     names = [field.name for field in dataclasses.fields(Config)]
-    assert list(documented) == names == list(config_source._RULES)
+    assert list(documented) == names == list(config_rules.RULES)
     for name, text in documented.items():
         assert "Default" in str(text), name
