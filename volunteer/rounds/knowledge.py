@@ -42,6 +42,8 @@ class Knowledge:
     """What nobody else knows: it draws the seats of newcomers (loose_records.py)."""
     pins: Callable[[], Iterable[str]] = tuple
     """Says which commits the member's own state refers to: they are kept."""
+    holds_back: Callable[[Commit], bool] | None = None
+    """Says of a commit that has just become valid whether it is too early to stand on."""
     commits: dict[str, Commit] = field(default_factory=dict)
     contributions: dict[str, Contribution] = field(default_factory=dict)
     leavings: dict[str, Leaving] = field(default_factory=dict)
@@ -74,6 +76,8 @@ class Knowledge:
     """Commits whose state file is on disk."""
     withheld: dict[str, float] = field(default_factory=dict)
     """Commits that nobody seems to have the files of -> when to pursue them again, own clock."""
+    early: set[str] = field(default_factory=set)
+    """Valid commits that are not to be stood on yet (outsiders.py)."""
     _unusable: set[str] = field(default_factory=set)
     """Valid, and neither usable nor refused yet."""
     usable_choice: TipChoice = field(init=False)
@@ -204,7 +208,16 @@ class Knowledge:
             self.refused[commit_id] = "its parent is refused"
             return
         self._unusable.add(commit_id)
+        if self.holds_back is not None and self.holds_back(commit):
+            self.early.add(commit_id)
+            return
         self.header_choice.note_added(commit_id)
+        self._use_what_is_complete([commit_id])
+
+    def let_in(self, commit_id: str) -> None:
+        """A commit that was held back counts from now on."""
+        self.early.discard(commit_id)
+        self.header_choice.note_removed()
         self._use_what_is_complete([commit_id])
 
     def missing_records(self) -> list[str]:
@@ -239,6 +252,7 @@ class Knowledge:
             self.refused.setdefault(refused_id, why)
             self.usable.discard(refused_id)
             self._unusable.discard(refused_id)
+            self.early.discard(refused_id)
             children = self.children.get(refused_id, ())
             stack.extend((child, "its parent is refused") for child in children)
         self.usable_choice.note_removed()
@@ -264,10 +278,12 @@ class Knowledge:
     def drop_unusable(self, commit_id: str) -> None:
         """A commit that could not be used yet is being forgotten."""
         self._unusable.discard(commit_id)
+        self.early.discard(commit_id)
 
     def _use(self, commit_id: str) -> None:
         self.usable.add(commit_id)
         self._unusable.discard(commit_id)
+        self.early.discard(commit_id)
         self.usable_choice.note_added(commit_id)
 
     def _use_what_is_complete(self, commit_ids: list[str]) -> None:
@@ -275,7 +291,7 @@ class Knowledge:
         stack = commit_ids
         while stack:
             commit_id = stack.pop()
-            if commit_id not in self._unusable:
+            if commit_id not in self._unusable or commit_id in self.early:
                 continue
             commit = self.commits[commit_id]
             bad = next((i for i in commit.contributions if i in self.bad), None)
@@ -287,7 +303,8 @@ class Knowledge:
 
     def next_to_use(self) -> list[str]:
         """Return the commits that only blobs are lacking for, the lowest first, none withheld."""
-        ready = [c for c in self._unusable if self.commits[c].parent in self.usable]
+        waiting = self._unusable - self.early
+        ready = [c for c in waiting if self.commits[c].parent in self.usable]
         lacking = [c for c in ready if c not in self.withheld]
         return sorted(lacking, key=lambda c: (self.facts[c].height, c))
 
@@ -314,7 +331,7 @@ class Knowledge:
         return commit_id in self.usable
 
     def _may_be_had(self, commit_id: str) -> bool:
-        return commit_id not in self.refused and commit_id not in self.withheld
+        return not any(commit_id in these for these in (self.refused, self.withheld, self.early))
 
     def _tree(self, may_stand_on: Callable[[str], bool]) -> Tree:
         return Tree(

@@ -27,6 +27,7 @@ from volunteer.rounds.drafts import Drafts
 from volunteer.rounds.fetching import Fetching
 from volunteer.rounds.fork_choice import is_ancestor, leaves_final
 from volunteer.rounds.knowledge import Knowledge
+from volunteer.rounds.outsiders import Outsiders
 from volunteer.rounds.own_work import OwnWork
 from volunteer.rounds.records import (
     MAX_CARRIES,
@@ -84,6 +85,7 @@ class Machine:
     _has_left: bool = True
     _requests: Requests = field(default_factory=Requests)
     _fetching: Fetching = field(init=False)
+    _outsiders: Outsiders = field(init=False)
     _encoded_bases: set[str] = field(default_factory=set)
     _written_blobs: set[str] = field(default_factory=set)
     """Blobs that our trainer has made since the start: they need no fetching nor checking."""
@@ -99,6 +101,8 @@ class Machine:
         self.ballot = Ballot(self.known.facts, lock_id=genesis)
         self.work = OwnWork(self.known.facts, self.known.listed_by, genesis)
         self._fetching = Fetching(self.known, self._requests, self.timing, self.banned)
+        self._outsiders = Outsiders(self.known, self.timing)
+        self.known.holds_back = self._outsiders.holds_back
         self._drafts = Drafts(self.rules, self.me)
         self._silence = Silence(self.has_lost_records)
         self.final_id = genesis
@@ -138,6 +142,10 @@ class Machine:
                 self.known.bounds.is_loading = False
                 self._recount_votes()
         if self._is_awake:
+            if self.known.early:
+                ends_at_s = self.applied_at_s + self.timing.round_s
+                closed_at_s = ends_at_s if self.closed_at_s is None else self.closed_at_s
+                self._outsiders.let_in(self.tip, closed_at_s, now_s)
             self._seek_tip(now_s)
         if self._is_awake and self.tip is not None:
             self._actions += self._fetching.what_is_missing(

@@ -166,7 +166,7 @@ def test_while_nobody_has_the_best_branch_another_is_pursued_and_later_the_best_
     best = chain.commit(tip, [kept_back, chain.contribution(second, tip)])
     chain.contribution(second, best, vote=False)
     other = chain.commit(tip, [chain.contribution("z", tip)])
-    child = chain.round(other, "z")
+    child = chain.commit(other, [chain.contribution("z", other)], proposer=first)
     asked: list[str] = []
     for action in desk.feed(*(ev.RecordArrived(i, r) for i, r in chain.records.items())):
         asked += [action.contribution_id] if isinstance(action, ev.FetchBlob) else []
