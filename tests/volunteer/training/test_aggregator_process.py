@@ -164,8 +164,8 @@ def test_a_run_from_genesis_to_a_measured_state(start: Callable[..., Process]) -
     assert 5.0 < evaluated.held_out_loss < 6.0  # ln 256 is 5.55
     verified = process.ask(lambda n: VerifyState(request_id=n, state_hash=built.state_hash))
     assert isinstance(verified, StateVerified), verified
-    blob = process.store.add_bytes(item.blobs[0])
-    no_state = process.ask(lambda n: VerifyState(request_id=n, state_hash=blob))
+    no_state_id = process.store.add_bytes(item.blobs[0])
+    no_state = process.ask(lambda n: VerifyState(request_id=n, state_hash=no_state_id))
     assert isinstance(no_state, AggregatorFailed), no_state
     assert process.apply(genesis.state_hash, ()).__class__ is StateBuilt
     assert not list(process.store.directory.glob(".tmp-*"))
