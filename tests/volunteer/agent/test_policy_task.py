@@ -210,7 +210,7 @@ def test_a_pause_returns_when_all_has_stopped(world: World, tmp_path: Path) -> N
         assert children.events[-1] == ev.ContributingChanged(False)
         assert policy.is_paused_by_owner
         assert not policy.is_training
-        await wait(10**4)
+        await wait(300)
         assert not children.is_trainer_wanted, "until it is resumed"
         await policy.resume()
         assert children.is_trainer_wanted
@@ -224,10 +224,10 @@ def test_a_pause_returns_when_all_has_stopped(world: World, tmp_path: Path) -> N
 def test_a_timed_pause_ends_by_itself(world: World, tmp_path: Path) -> None:
     async def body(policy: PolicyTask, children: Children, world: World) -> None:
         await wait(1)
-        await policy.pause(3600)
-        await wait(3590)
+        await policy.pause(600)
+        await wait(590)
         assert policy.is_paused_by_owner
-        assert policy.decision.resumes_at_s == pytest.approx(3601)
+        assert policy.decision.resumes_at_s == pytest.approx(601)
         await wait(9)
         assert children.is_trainer_wanted
 
@@ -238,7 +238,7 @@ def test_the_last_pause_counts(world: World, tmp_path: Path) -> None:
     async def body(policy: PolicyTask, children: Children, world: World) -> None:
         await policy.pause(10)
         await policy.pause(None)
-        await wait(1000)
+        await wait(300)
         assert policy.is_paused_by_owner
         await policy.pause(10)
         await wait(20)
@@ -342,7 +342,7 @@ def test_only_time_in_which_it_steps_is_counted(world: World, tmp_path: Path) ->
         await wait(100)
         await policy.pause(None)
         assert children.contributed_s == pytest.approx(100, abs=1.0)
-        await wait(1000)
+        await wait(300)
         policy.flush()
         assert children.contributed_s == pytest.approx(100, abs=1.0)
 
@@ -400,7 +400,7 @@ def test_finish_stops_when_the_round_has_closed_and_outlives_a_restart(
     async def body(policy: PolicyTask, children: Children, world: World) -> None:
         await wait(1)
         await policy.finish()
-        await wait(1000)
+        await wait(300)
         assert children.is_trainer_wanted, "the round is still open"
         children.height += 1
         await wait(4)
