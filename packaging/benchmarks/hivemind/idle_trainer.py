@@ -13,41 +13,51 @@ from __future__ import annotations
 import os
 import select
 import sys
-import time
 
 from marks import BENCH_DIR, mark
 
-from volunteer.messages import Contribute, Rebase
+from volunteer.messages import Contribute, Rebase, StopTrainer
 from volunteer.training import trainer, training_loop
 from volunteer.training.progress import after_step
 
 STEP = 1e-3
 NOISE_ELEMENTS = 2**16
 WAIT_S = 0.02
-BUSY_WAIT_S = 0.002
-"""Between two looks for a command while the exchange goes on."""
+"""For the close, between two looks for a command."""
 
 
 class IdleLoop(training_loop.TrainingLoop):
     """The real loop, with pretended inner steps."""
 
+    _ready_on = ""
+    """The commit on which it has trained and waits for the close."""
+    _contributed_on = ""
+    _is_closed = False
+    _closes_fd = -1
+
     def _advance(self) -> None:
-        if self._progress.tokens_since_contribution == 0:
-            if self._last_rebase.commit_id == getattr(self, "_contributed_on", ""):
-                time.sleep(BUSY_WAIT_S)  # noqa: TID251 - the exchange goes on
-                return
-            self._pretend()
+        base = self._last_rebase.commit_id
+        if self._is_closed or base == self._contributed_on:
+            self._wait_for_command()
+            return
+        if base != self._ready_on:
+            if self._progress.tokens_since_contribution == 0:
+                self._pretend()
+            self._ready_on = base
             mark("trained", round_index=self._progress.round_index)
-        elif not getattr(self, "_is_closed", False):
-            closes = self._closes()
-            if select.select([closes], [], [], WAIT_S)[0] and os.read(closes, 1):
-                self._is_closed = True
-                self._report(self._now_s())
+        if select.select([self._closes()], [], [], WAIT_S)[0] and os.read(self._closes(), 1):
+            self._is_closed = True
+            self._report(self._now_s())
+
+    def _wait_for_command(self) -> None:
+        command = self._inbox.next_command(should_wait=True)
+        if isinstance(command, StopTrainer):
+            self._inbox.put(command)  # for the loop around this
         else:
-            time.sleep(BUSY_WAIT_S)  # noqa: TID251 - the command to contribute is on its way
+            self._obey(command)
 
     def _closes(self) -> int:
-        if not hasattr(self, "_closes_fd"):
+        if self._closes_fd < 0:
             # Also for writing, so that it never looks ended.
             self._closes_fd = os.open(BENCH_DIR / "close", os.O_RDWR | os.O_NONBLOCK)
         return self._closes_fd
@@ -73,7 +83,6 @@ class IdleLoop(training_loop.TrainingLoop):
         mark("contribute")
         super()._contribute(command)
         self._contributed_on = command.base
-        self._is_closed = False
         mark("contributed")
 
     def _save(self) -> None:
@@ -84,6 +93,7 @@ class IdleLoop(training_loop.TrainingLoop):
     def _rebase(self, command: Rebase) -> int:
         mark("rebase")
         discarded = super()._rebase(command)
+        self._is_closed = False
         mark("rebased", round_index=command.round_index, state_hash=command.state_hash)
         return discarded
 

@@ -36,7 +36,7 @@ from volunteer.run import (
 )
 
 AGENT_FILE = Path(__file__).with_name("idle_agent.py")
-ROUND_S = {1: 60.0, 25: 60.0, 100: 300.0}
+ROUND_S = {1: 60.0, 25: 240.0, 100: 600.0}
 """The grace is at least 5 % of it; the rounds are closed by their tokens, long before."""
 TARGET_TOKENS = 1000
 WARM_UP_ROUNDS = 1

@@ -173,10 +173,10 @@ def main(arguments: Sequence[str]) -> int:
                     say(f"no time left for {side} {case}")
                     continue
                 measure_case(side, case, options, python, rows)
+                if options.csv:
+                    write_csv(rows, options.csv)
         finally:
             tell(rows)
-            if options.csv:
-                write_csv(rows, options.csv)
     return 0
 
 
