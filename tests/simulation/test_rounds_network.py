@@ -17,8 +17,6 @@ from volunteer.lab.simulation.simulation import Simulation
 from volunteer.lab.simulation.world import CLEAN, HOSTILE, USUAL
 
 pytestmark = [pytest.mark.simulation, pytest.mark.slow]
-LONGEST_DISAGREEMENT_ROUNDS = 12.0
-"""ROUNDS.md saw at most 8.2 without double signing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +26,8 @@ class Battery:
     scenario: Scenario
     num_seeds: int
     least_progress: float
+    most_disagreed_rounds: float = 12.0
+    """ROUNDS.md saw at most 8.2 without double signing, and 11.8 with it."""
 
     @property
     def least_listed(self) -> float:
@@ -69,6 +69,8 @@ BATTERIES = {
         ),
         8,
         0.55,
+        # Links are cut at random all the time, and the net parts, half of 24 rounds long.
+        most_disagreed_rounds=14.0,
     ),
     "liar-of-4": Battery(Scenario(num_members=4, num_liars=1, quorum=(2, 3), net=HOSTILE), 12, 0.7),
     "liar-of-3": Battery(Scenario(num_members=3, num_liars=1), 6, 0.8),
@@ -102,7 +104,7 @@ def check_report(report: Report, battery: Battery, *, is_open: bool) -> None:
     assert len(report.heads) == 1, f"not on one chain 8 rounds after healing: {report.heads}"
     assert report.progress >= battery.least_progress
     assert report.listed_fraction >= battery.least_listed
-    assert report.disagreed_s <= LONGEST_DISAGREEMENT_ROUNDS * ROUND_S
+    assert report.disagreed_s <= battery.most_disagreed_rounds * ROUND_S
     if not is_open:
         # An open run may be founded twice by members that do not hear each other.
         assert report.num_reset_conflicts == 0
