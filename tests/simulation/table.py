@@ -5,9 +5,9 @@
 Every run is 40 rounds of 100 s, the last 8 quiet, with the run's publisher as the first roster, as
 there. `C`: runs with conflicting finals and no reset between (I2, or the alarm of rule 18);
 `split`: not on one chain at the end; `dbl`: runs with work twice or lost (I3, I4); progress against
-T / (round_s + 4 delays + fetch); heights from the tip to the last final commit at the end (and at
-any time in the run); fork points at which anyone switched, for 100 heights; the longest time in
-which tips were not on one chain, in rounds. A run that breaks a rule ends there and counts as that.
+T / (round_s + 4 delays + fetch); heights from the tip to the last final commit at the end (the most
+of any run), and the most at any time; fork points at which anyone switched, for 100 heights; the
+longest time in which tips were not on one chain, in rounds. A run that breaks a rule ends there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NUM_ROUNDS, QUIET_ROUNDS = 32, 8
 LONG_ROUNDS = 20
 LEAVES_AT_ROUND = 10
 DOUBLE_SIGNING = ("double-commit", "double-vote")
-HEADER = "row|runs|C|split|dbl|progress|final lag (most)|forks|longest disagreement"
+HEADER = "row|runs|C|split|dbl|progress|final lag (max)|forks|longest disagreement"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def line_of(name: str, runs: list[Run]) -> str:
     others = len(runs) - len(whole) - len(conflicts) - len(double)
     by_reset = sum(run.num_reset_conflicts > 0 for run in whole)
     longest = [run.disagreed_rounds for run in whole]
-    mean = partial(_mean, whole)
+    mean, most = partial(_mean, whole), partial(_most, whole)
     cells = (
         name,
         str(len(runs)) + (f", {others} broke another rule" if others else ""),
@@ -195,11 +195,15 @@ def line_of(name: str, runs: list[Run]) -> str:
         str(sum(run.num_heads > 1 for run in whole)),
         str(len(double)),
         f"{mean('progress'):.2f}",
-        f"{mean('end_lag'):.1f} ({max((r.most_final_lag for r in whole), default=0)})",
+        f"{mean('end_lag'):.1f} ({most('end_lag')}), in the run {most('most_final_lag')}",
         f"{mean('forks_per_100'):.0f}",
         f"{max(longest, default=0):.1f}, median {statistics.median(longest or [0]):.1f}",
     )
     return "|".join(cells)
+
+
+def _most(runs: list[Run], name: str) -> int:
+    return max((getattr(run, name) for run in runs), default=0)
 
 
 def _mean(runs: list[Run], name: str) -> float:
