@@ -99,9 +99,10 @@ class Explorer:
     def run(self) -> Outcome:
         """Search until all is seen, a rule is broken, or a bound on effort is met."""
         began = time.process_time()
-        state = (*self._settle(), self.bounds.num_crashes)
-        stack, seen = [state], {state}
+        state: tuple[int, ...] = ()
         try:
+            state = (*self._settle(), self.bounds.num_crashes)
+            stack, seen = [state], {state}
             while stack:
                 state = stack.pop()
                 self.outcome.num_states = len(seen)
@@ -117,7 +118,7 @@ class Explorer:
             self.outcome.is_complete = not stack
         except BrokenRule as broken:
             self.outcome.broken = str(broken)
-            self.outcome.trace = tuple(self._trace(state))
+            self.outcome.trace = tuple(self._trace(state)) or ("while all hear all",)
         self.outcome.num_local_states = len(self.actors)
         self.outcome.num_local_steps = len(self._stepped)
         self.outcome.num_published_sets = len(self._checked_sets)
