@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -132,10 +133,11 @@ def test_a_home_that_cannot_be_used_is_told_with_what_to_do(
 def test_a_control_folder_open_to_others_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
-    (tmp_path / "t").mkdir()
+    short = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own may be too long for a socket
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
     locations = at_home("/" + "h" * 120)
     folder = locations.control_socket.parent
+    assert folder.parent == short
     folder.mkdir(mode=0o700)
     locations.verify_control_dir()
     folder.chmod(0o777)
@@ -155,6 +157,7 @@ def test_a_control_folder_open_to_others_is_refused(
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
     with pytest.raises(ConfigError):
         locations.verify_control_dir()
+    shutil.rmtree(short)
 
 
 @pytest.mark.parametrize("bad", ["", "..", "../x", "A", "a/b", "a\x00", ".a", "a" * 65, "a\n"])

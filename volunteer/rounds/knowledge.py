@@ -283,7 +283,9 @@ class Knowledge:
     def _use(self, commit_id: str) -> None:
         self.usable.add(commit_id)
         self._unusable.discard(commit_id)
-        self.early.discard(commit_id)
+        if commit_id in self.early:  # its state has been verified: nothing holds it back
+            self.early.discard(commit_id)
+            self.header_choice.note_removed()
         self.usable_choice.note_added(commit_id)
 
     def _use_what_is_complete(self, commit_ids: list[str]) -> None:
