@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +45,7 @@ WARM_UP_ROUNDS = 3
 """Before that, nobody knows whom to expect, and peers are looked for."""
 UP_S = 300.0
 ROUND_DEADLINE_S = 900.0
+WATCH_S = 7200.0
 DIRECTIONS = ("sent", "received")
 
 
@@ -109,10 +110,13 @@ def measure(num_agents: int, num_rounds: int, target_tokens: int) -> Result:
         )
         deadline_s = ROUND_DEADLINE_S * WARM_UP_ROUNDS
         wait_until("the warm-up", lambda: lowest_round(agents) >= WARM_UP_ROUNDS, deadline_s)
-        before = _outside(swarm)
-        samples = _sample(agents, num_rounds)
-        after = _outside(swarm)
-        return summarise(samples, before, after, num_agents)
+        # It begins as it ends: when an exchange is over.
+        _watch(agents, lambda s: s[-1].at_s > AFTER_S and _is_quiet(s, AFTER_S))
+        before, last = _outside(swarm), lowest_round(agents) + num_rounds
+        samples = _watch(
+            agents, lambda s: s[-1].round_index >= last and _is_quiet(s, AFTER_S + SAMPLE_EVERY_S)
+        )
+        return summarise(samples, before, _outside(swarm), num_agents)
 
 
 def lowest_round(agents: Sequence[NodeAgent]) -> int:
@@ -133,18 +137,17 @@ def _outside(swarm: LocalSwarm) -> dict[tuple[str, str], int]:
     return counts
 
 
-def _sample(agents: Sequence[NodeAgent], num_rounds: int) -> list[Sample]:
+def _watch(
+    agents: Sequence[NodeAgent], is_over: Callable[[Sequence[Sample]], bool]
+) -> list[Sample]:
+    """Look at the counters every second until `is_over` of what was seen."""
     samples: list[Sample] = []
     begun_s = time.monotonic()
-    last = lowest_round(agents) + num_rounds
-    next_at_s = begun_s
 
-    def is_over() -> bool:
-        nonlocal next_at_s
-        now_s = time.monotonic()
-        if now_s < next_at_s:
+    def look() -> bool:
+        now_s = time.monotonic() - begun_s
+        if samples and now_s < samples[-1].at_s + SAMPLE_EVERY_S:
             return False
-        next_at_s = now_s + SAMPLE_EVERY_S
         counts: Counter[tuple[str, str]] = Counter()
         statuses = [agent.status() for agent in agents]
         for status in statuses:
@@ -152,10 +155,10 @@ def _sample(agents: Sequence[NodeAgent], num_rounds: int) -> list[Sample]:
                 for direction in DIRECTIONS:
                     counts[purpose, direction] += pair[direction]
         lowest = min(status.round_index for status in statuses)
-        samples.append(Sample(now_s - begun_s, dict(counts), lowest))
-        return lowest >= last and _is_quiet(samples, AFTER_S + 2 * SAMPLE_EVERY_S)
+        samples.append(Sample(now_s, dict(counts), lowest))
+        return is_over(samples)
 
-    wait_until("the rounds", is_over, ROUND_DEADLINE_S * num_rounds)
+    wait_until("the rounds", look, WATCH_S)
     return samples
 
 
