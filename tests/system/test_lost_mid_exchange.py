@@ -79,7 +79,7 @@ class Loss(NamedTuple):
 def test_the_others_commit_when_one_is_lost_mid_exchange(tmp_path: Path) -> None:
     with four(tmp_path) as swarm:
         report(str(lose_one(swarm, signal.SIGSTOP, 0)))
-        report(str(lose_one(swarm, signal.SIGKILL, 1)))
+        report(str(lose_one(swarm, signal.SIGKILL, 1, is_for_good=True)))
 
 
 @pytest.mark.full
@@ -127,7 +127,9 @@ def wait_settled(agents: Sequence[NodeAgent]) -> None:
     )
 
 
-def lose_one(swarm: LocalSwarm, how: signal.Signals, number: int) -> Loss:
+def lose_one(
+    swarm: LocalSwarm, how: signal.Signals, number: int, *, is_for_good: bool = False
+) -> Loss:
     """Lose one of four mid-exchange, check what the others make of it, and bring it back."""
     for _ in range(MAX_TRIES):
         wait_settled(swarm.agents)
@@ -139,7 +141,8 @@ def lose_one(swarm: LocalSwarm, how: signal.Signals, number: int) -> Loss:
         finally:
             # A process that is frozen or dead does not mind its link.
             swarm.network.unshape(scene.victim.node)
-            _bring_back(scene.victim, how)
+            if loss is None or not is_for_good:
+                _bring_back(scene.victim, how)
         if loss is not None:
             return loss
     raise AssertionError(f"{MAX_TRIES} losses, and none was mid-exchange")
