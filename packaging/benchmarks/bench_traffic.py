@@ -41,7 +41,7 @@ SAMPLE_EVERY_S = 1.0
 BEFORE_S, AFTER_S = 3.0, 40.0
 """Around each moment in which a record or a contribution travels: this belongs to the exchange. A
 new tip is offered to others for 1.5 periods of a sync, 27 s in rounds of 600 s."""
-WARM_UP_ROUNDS = 3
+WARM_UP_ROUNDS = 2
 """Before that, nobody knows whom to expect, and peers are looked for."""
 UP_S = 300.0
 ROUND_DEADLINE_S = 900.0
