@@ -36,7 +36,7 @@ from volunteer.rounds.chain import rank_order
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.records import DENSE_MODULE, Contribution
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.full]
 LINK = "3mbit"
 """The blob of CHUNKED_MODEL, 0.47 MB, to three others: 3.7 s."""
 MIN_GRACE_S = 3.0
@@ -82,7 +82,6 @@ def test_the_others_commit_when_one_is_lost_mid_exchange(tmp_path: Path) -> None
         report(str(lose_one(swarm, signal.SIGKILL, 1, is_for_good=True)))
 
 
-@pytest.mark.full
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
 def test_ten_losses_mid_exchange(tmp_path: Path, how: signal.Signals) -> None:
