@@ -1,19 +1,20 @@
-"""Measure what real agents send, by purpose: the share of control traffic in rounds of 600 s.
+"""Measure what real agents send, by purpose: the share of control traffic at the size of `commons`.
 
-PYTHONPATH=. python packaging/benchmarks/bench_traffic.py [--agents 2 4 8] [--rounds 4]
+PYTHONPATH=. python packaging/benchmarks/bench_traffic.py [--agents 2 4 8] [--rounds 1]
 
 Needs a checkout, Linux and root: the agents run in network namespaces (tests/system/network.py).
-They train a run with the model, the codec and all periods of the built-in run `commons` (rounds of
-600 s), but for a token target, which closes each round long before that. So what is done per second
-is done as often as in reality, and what is done per round is seen often:
+They train the model of the built-in run `commons`, with its codec and all its periods: a round is
+600 s. It is watched from the end of one exchange to the end of another, and what is sent is told
+apart:
 
-    quiet     between the rounds: bytes per second
+    quiet     between the exchanges: bytes per second
     exchange  around the close and the commit of a round, less what the quiet would have cost
               meanwhile: bytes per round
-    a round of 600 s costs exchange + 600 x quiet
+    a round costs exchange + 600 x quiet
 
-Control is all that is not a blob: what noise, yamux and TCP add to the blobs counts as control. The
-sums are held against the counters of the interfaces.
+With `--target-tokens` rounds end long before their time, which shows what a round costs and hides
+what is done every few minutes. Control is all that is not a blob: what noise, yamux and TCP add to
+the blobs counts as control. The sums are held against the counters of the interfaces.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SAMPLE_EVERY_S = 1.0
 BEFORE_S, AFTER_S = 3.0, 40.0
 """Around each moment in which a record or a contribution travels: this belongs to the exchange. A
 new tip is offered to others for 1.5 periods of a sync, 27 s in rounds of 600 s."""
-WARM_UP_ROUNDS = 2
+WARM_UP_ROUNDS = 1
 """Before that, nobody knows whom to expect, and peers are looked for."""
 UP_S = 300.0
 ROUND_DEADLINE_S = 900.0
@@ -263,8 +264,8 @@ def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--agents", type=int, nargs="+", default=[2, 4, 8], metavar="N")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--target-tokens", type=int, default=120_000)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--target-tokens", type=int, default=0)
     parser.add_argument("--round-s", type=float, default=600.0)
     options = parser.parse_args()
     for num_agents in options.agents:
