@@ -5,6 +5,8 @@ Runs in: the command line. Pure.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from tui.durations import parse_duration
@@ -13,6 +15,11 @@ from volunteer.messages import MAX_TEMPERATURE
 MIN_DEMO_MINUTES, MAX_DEMO_MINUTES = 1.0, 24 * 60.0
 MIN_ROUND_S, MAX_ROUND_S = 1.0, 86400.0
 # As in volunteer.run; checked by a test.
+
+LastContributions = Annotated[
+    int | None,
+    typer.Option("--contributions", metavar="N", min=1, max=1000, help="Only the last N."),
+]
 
 
 def duration(text: str | float) -> float:

@@ -255,10 +255,7 @@ def stats(
         Path | None,
         typer.Option("--csv", metavar="FILE", help="Also write one row a committed round."),
     ] = None,
-    last: Annotated[
-        int | None,
-        typer.Option("--contributions", metavar="N", min=1, max=1000, help="Only the last N."),
-    ] = None,
+    last: arguments.LastContributions = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine has given, or what became of each contribution."""
