@@ -7,6 +7,7 @@ exchange with one random neighbour every `sync_s` (ROUNDS.md rule 25).
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ HEARD_FOR_S = 120.0
 PERIODS_HEARD = 3
 PERIODS_SETTLED = 10
 """Of a sync: 30 % of a round."""
+DISTRUST_ROUNDS = 2.0
+"""After a sync had to bring what gossip had not, no sync is passed over for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class Exchange:
         self._neighbour_came = trio.Event()
         self._round_s = 0.0
         self._is_settled: Callable[[], bool] = lambda: False
+        self._gossip_failed_at_s = -math.inf
         self._wanted: set[str] = set()
         self.heard: dict[str, Heard] = {}
         self._topic = f"allmende/1/{pages.run_id}/{pages.module_id}"
@@ -103,7 +107,8 @@ class Exchange:
             sync_s: seconds between two exchanges with a random neighbour.
             make_heartbeat: makes our own; None while there is nothing to say.
             round_s: the run's, by which heartbeats are sent.
-            is_settled: whether nothing is to be expected soon; then there are fewer exchanges.
+            is_settled: whether nothing is to be expected soon; then there are fewer exchanges,
+                unless gossip has lately proved not to bring everything.
         """
         self._round_s = round_s
         self._is_settled = is_settled
@@ -235,14 +240,19 @@ class Exchange:
         """Wait for the period, or for a reason to ask at once.
 
         A settled member skips most periods: whoever waits for something asks it often enough, and
-        an exchange brings both up to date.
+        an exchange brings both up to date. Where gossip fails it skips none (rule 25).
         """
         for _ in range(PERIODS_SETTLED):
             with trio.move_on_after(sync_s):
                 await self._sync_now.wait()
-            if self._sync_now.is_set() or not self._is_settled():
+            if self._sync_now.is_set() or not self._may_pass_over():
                 break
         self._sync_now = trio.Event()
+
+    def _may_pass_over(self) -> bool:
+        """Return whether syncs are needed less: nothing is to come, or gossip would bring it."""
+        distrust_s = DISTRUST_ROUNDS * self._round_s
+        return self._is_settled() and now_s() - self._gossip_failed_at_s >= distrust_s
 
     async def _sync_with(self, peer_id: str) -> None:
         """Fetch what `peer_id` has and we lack, page by page, and push what it wants."""
@@ -251,7 +261,7 @@ class Exchange:
         if wanted:
             await self._take_reply(peer_id, await self._ask(peer_id, self._pages.ask_for(wanted)))
         from_height = self._pages.first_height()
-        if self._is_settled():  # what is older was compared when the round began
+        if self._may_pass_over():  # what is older was compared when the round began
             from_height = max(from_height, self._pages.recent_height())
         for _ in range(MAX_PAGES):
             num_known = len(self._book)
@@ -283,11 +293,17 @@ class Exchange:
             signed = self._verify(data)
             if not _is_kept(signed):
                 continue
-            await self._on_record(signed)
+            await self._take_synced(signed)
             highest = max(highest or 0, signed.record.round_index)
         if reply.has_closed and reply.tip is not None:
             self._on_closed(peer_id, reply.tip)
         return highest
+
+    async def _take_synced(self, signed: SignedRecord) -> None:
+        """Take in a record that came by a sync; gossip should have brought it before."""
+        if not self._book.has(signed.record_id):
+            self._gossip_failed_at_s = now_s()
+        await self._on_record(signed)
 
     async def _respond(self, peer_id: str, data: bytes) -> bytes:
         try:
@@ -300,7 +316,7 @@ class Exchange:
             except RecordError as error:
                 raise RequestRefusedError(str(error)) from error
             if _is_kept(signed):
-                await self._on_record(signed)
+                await self._take_synced(signed)
         if answer.closed_base is not None:
             self._on_closed(peer_id, answer.closed_base)
         return encode(answer.reply)

@@ -192,6 +192,54 @@ def test_a_settled_member_asks_less_often_and_at_once_when_it_wants_something(
     run_virtual(in_nursery(main))
 
 
+def test_where_gossip_fails_no_sync_is_passed_over(
+    neighbours: list[Neighbour], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = neighbours
+    other.listen()
+    monkeypatch.setattr(exchange_module, "now_s", trio.current_time)
+    period_s, round_s = 10.0, 333.0
+    sync_with, num_syncs, num_ended = one.exchange._sync_with, 0, 0
+
+    async def count(peer_id: str) -> None:
+        nonlocal num_syncs, num_ended
+        num_syncs += 1
+        await sync_with(peer_id)
+        num_ended += 1
+
+    monkeypatch.setattr(one.exchange, "_sync_with", count)
+    run = functools.partial(
+        one.exchange.run, period_s, lambda: None, round_s=round_s, is_settled=lambda: True
+    )
+
+    async def main(nursery: trio.Nursery, clock: MockClock) -> None:
+        nursery.start_soon(run)
+        await settle()
+
+        async def pass_periods(num_periods: int) -> int:
+            before = num_syncs
+            for _ in range(num_periods):
+                for part_s in (0.25, period_s):
+                    clock.jump(part_s)
+                    await settle()
+                    await until(lambda: num_ended == num_syncs)  # a sync reads files
+                    await settle()
+            return num_syncs - before
+
+        assert await pass_periods(PERIODS_SETTLED) == 1, "nothing was missed"
+        chain = SignedChain()
+        chain.grow(chain.genesis, 1)
+        await other.member.keep(chain.all())
+        assert await pass_periods(PERIODS_SETTLED) == 1
+        assert one.member.ids() == other.member.ids()
+        assert await pass_periods(4) == 4, "gossip had not brought it"
+        clock.jump(exchange_module.DISTRUST_ROUNDS * round_s)
+        await settle()
+        assert await pass_periods(PERIODS_SETTLED + 1) <= 2
+
+    run_virtual(in_nursery(main))
+
+
 def test_sign_is_what_verify_accepts(neighbours: list[Neighbour]) -> None:
     one, _ = neighbours
     record = Leaving(
