@@ -6,7 +6,14 @@ import logging
 
 import pytest
 
-from p2p.admission import MAX_HALF_OPEN, Admission, Ticket
+from p2p.admission import (
+    LOG_AGAIN_S,
+    MAX_HALF_OPEN,
+    NOT_LET_IN,
+    TOO_MANY,
+    Admission,
+    Ticket,
+)
 from p2p.bans import MAX_BAN_S, MAX_TIMED_BANS, BanList
 from p2p.conduct import POINT_LIMIT, POINTS_FADE_PER_S, WARNINGS_BURST, Conduct, Misdeed
 from p2p.swarm_types import Ban
@@ -161,3 +168,28 @@ def test_open_places_run_out() -> None:
         admission.leave(ticket)
     assert (admission.num_open, admission.num_half_open) == (0, 0)
     assert not admission.open(tickets[0])  # it is gone
+
+
+def test_what_strangers_do_is_logged_once_a_kind(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    admission = Admission(max_open=9, max_per_ip=1, max_from_loopback=9, clock=clock)
+    with caplog.at_level(logging.INFO, logger="p2p.admission"):
+        for number in range(50):
+            ticket = admission.enter(f"10.0.0.{number}", lambda: None)
+            assert ticket is not None
+            assert admission.enter(f"10.0.0.{number}", lambda: None) is None
+            admission.leave(ticket)
+        assert [record.getMessage() for record in caplog.records] == [
+            f"refused address=10.0.0.0 others=0: {TOO_MANY}",
+            f"refused address=10.0.0.0 others=0: {NOT_LET_IN}",
+        ]
+        caplog.clear()
+        clock.now += LOG_AGAIN_S
+        admission.enter("10.0.0.7", lambda: None)
+        admission.enter("10.0.0.7", lambda: None)
+        friend = admission.enter("10.0.0.8", lambda: None)
+        assert friend is not None
+        assert admission.open(friend)
+        admission.leave(friend)
+    (again,) = (record.getMessage() for record in caplog.records)
+    assert again == f"refused address=10.0.0.7 others=49: {TOO_MANY}"

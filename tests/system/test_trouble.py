@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from p2p.admission import NOT_LET_IN
 from tests.system import hostile
 from tests.system.agents import wait_until
 from tests.system.network import Bridge, Node
@@ -267,6 +268,8 @@ def test_hostile_bytes_change_nothing(scene: Scene) -> None:
         f"hostile bytes: fds {fds} -> {process.num_fds()}, RSS {rss / 1e6:.0f} MB -> "
         f"{process.memory_info().rss / 1e6:.0f} MB, {len(lines)} lines logged in all"
     )
+    told = victim.logged().count(NOT_LET_IN)
+    assert 1 <= told <= 3, "once, and again after ten minutes, with how often meanwhile"
     # Some are only given up, and may only be told of, when their time is over.
     assert len(lines) <= MAX_LOG_LINES * len(hostile.KINDS), "\n".join(lines)
     assert victim.status().num_peers == 3
