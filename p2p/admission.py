@@ -4,8 +4,7 @@ A socket is half open until its other end has proven who it is. Half-open ones h
 own, so that silent strangers take none from those who are through; when these are all taken, the
 address that holds most of them loses its oldest.
 
-Strangers have no name to be banned by. What they do is logged once a kind, and again after ten
-minutes with how often it happened meanwhile, so that nobody can fill the disk with log.
+Strangers have no name to be banned by; what they do is logged seldom.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from p2p.seldom import SeldomLog
+
 MAX_HALF_OPEN: Final = 64
-LOG_AGAIN_S: Final = 600.0
 TOO_MANY: Final = "it holds as many connections as one address may"
 NOT_LET_IN: Final = "it connected and was not let in: silent, no peer, or a refused one"
 
@@ -54,9 +54,7 @@ class Admission:
         self._num_of_source: Counter[str] = Counter()
         self._half_open: dict[Ticket, None] = {}
         self._num_open = 0
-        self._clock = clock
-        self._logged_at_s: dict[str, float] = {}
-        self._num_unlogged: Counter[str] = Counter()
+        self._seldom = SeldomLog(_log, clock)
 
     @property
     def num_half_open(self) -> int:
@@ -73,7 +71,7 @@ class Admission:
         source, is_loopback = _source_of(host)
         limit = self._max_from_loopback if is_loopback else self._max_per_ip
         if self._num_of_source[source] >= limit:
-            self._note(source, TOO_MANY)
+            self._seldom.note(f"address={source}", TOO_MANY)
             return None
         if len(self._half_open) >= MAX_HALF_OPEN:
             self._drop_one_half_open()
@@ -97,21 +95,12 @@ class Admission:
             return
         ticket.is_gone = True
         if not ticket.is_open:
-            self._note(ticket.source, NOT_LET_IN)
+            self._seldom.note(f"address={ticket.source}", NOT_LET_IN)
         self._num_open -= ticket.is_open
         self._half_open.pop(ticket, None)
         self._num_of_source[ticket.source] -= 1
         if not self._num_of_source[ticket.source]:
             del self._num_of_source[ticket.source]
-
-    def _note(self, source: str, what: str) -> None:
-        """Log what a stranger did, if its kind has not been logged lately."""
-        logged_at_s = self._logged_at_s.get(what)
-        if logged_at_s is not None and self._clock() - logged_at_s < LOG_AGAIN_S:
-            self._num_unlogged[what] += 1
-            return
-        self._logged_at_s[what] = self._clock()
-        _log.info("refused address=%s others=%d: %s", source, self._num_unlogged.pop(what, 0), what)
 
     def _drop_one_half_open(self) -> None:
         counts = Counter(ticket.source for ticket in self._half_open)

@@ -7,7 +7,6 @@ import logging
 import pytest
 
 from p2p.admission import (
-    LOG_AGAIN_S,
     MAX_HALF_OPEN,
     NOT_LET_IN,
     TOO_MANY,
@@ -16,6 +15,7 @@ from p2p.admission import (
 )
 from p2p.bans import MAX_BAN_S, MAX_TIMED_BANS, BanList
 from p2p.conduct import POINT_LIMIT, POINTS_FADE_PER_S, WARNINGS_BURST, Conduct, Misdeed
+from p2p.seldom import LOG_AGAIN_S
 from p2p.swarm_types import Ban
 from p2p.token_buckets import MAX_KEYS, TokenBuckets
 

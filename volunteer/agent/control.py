@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from p2p.seldom import SeldomLog
 from volunteer.errors import ControlError, VolunteerError
 from volunteer.messages import (
     CONTROL_VERSION,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
 log = logging.getLogger(__name__)
+_refusals = SeldomLog(log)
 Verb = Callable[[Mapping[str, Any]], Awaitable[object]]
 WATCH_EVERY_S = 1.0
 MAX_CLIENTS = 32
@@ -63,6 +65,7 @@ async def serve_control(
         try:
             limiter.acquire_on_behalf_of_nowait(stream)
         except trio.WouldBlock:
+            _refusals.note("client", "too many clients at a time")
             await trio.aclose_forcefully(stream)
             return
         try:
@@ -131,6 +134,7 @@ async def _serve_client(
     while True:
         while b"\n" not in buffer:
             if len(buffer) > MAX_LINE_BYTES:
+                _refusals.note("client", "the request is too long")
                 await _send(stream, _fault("the request is too long", exit_code=2))
                 return
             data = await stream.receive_some(65536)
@@ -150,9 +154,11 @@ async def _answer(
     try:
         request = parse_line(line, control_request_decoder)
     except ValueError as error:
+        _refusals.note("client", "the request is not understood")
         await _send(stream, _fault(f"the request is not understood: {error}", exit_code=2))
         return True
     if request.version != CONTROL_VERSION and request.verb != "stop":
+        _refusals.note("client", "the request is of another control version")
         message = f"this agent speaks control version {CONTROL_VERSION}, not {request.version}"
         await _send(stream, _fault(message, hint="stop the agent and start it again"))
         return True
