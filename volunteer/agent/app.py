@@ -124,6 +124,7 @@ class Agent:
             aggregator=aggregator,
             keeper=keeper,
             is_idle_ignored=self.is_idle_ignored,
+            gate=files.gate,
         )
         traffic = TrafficMeter(swarm, keeper, ledger, machine.known)
         source = StatusSource(
@@ -148,7 +149,10 @@ class Agent:
         for peer_id, addrs in memory.load().items():
             swarm.remember(peer_id, addrs)
         swarm.serve_blobs(
-            store, lambda blob_id: True, traffic.purpose_of, lambda i: priority_of(machine, i)
+            store,
+            lambda blob_id: not files.gate.reason,
+            traffic.purpose_of,
+            lambda i: priority_of(machine, i),
         )
         swarm.on_peer_connected(lambda peer: exchange.note_neighbour())
         stopping = trio.Event()

@@ -21,6 +21,7 @@ from volunteer.agent.aggregator_service import (
     AggregatorRefusedError,
     AggregatorService,
 )
+from volunteer.agent.bulk_gate import BulkGate
 from volunteer.agent.listing import listed_works
 from volunteer.agent.priority import priority_of
 from volunteer.agent.record_log import RecordLog
@@ -84,7 +85,8 @@ class ModuleFiles:
         self._computed: dict[tuple[str, tuple[str, ...]], StateBuilt] = {}
         num = num_parameters(spec.model)
         # fp32 weights and momentum
-        self.states = StateFetch(store, swarm, aggregator, 8 * num + _HEADER_BYTES)
+        self.gate = BulkGate()
+        self.states = StateFetch(store, swarm, aggregator, 8 * num + _HEADER_BYTES, self.gate)
         self._max_blob_bytes = int(spec.codec.bytes_per_parameter * num) + _HEADER_BYTES
 
     # ----------------------------------------------------------------------------- loading
@@ -189,15 +191,17 @@ class ModuleFiles:
             return
         try:
             if not self._store.has(blob_id):
-                await self._swarm.fetch_blob(
-                    blob_id,
-                    max_bytes=contribution.blob_bytes,
-                    providers=self._providers(contribution.author),
-                    store=self._store,
-                    purpose="contributions",
-                    deadline_s=BLOB_DEADLINE_S,
-                    stall_s=BLOB_STALL_S,
-                    priority=priority_of(machine, blob_id),
+                await self.gate.run(
+                    lambda: self._swarm.fetch_blob(
+                        blob_id,
+                        max_bytes=contribution.blob_bytes,
+                        providers=self._providers(contribution.author),
+                        store=self._store,
+                        purpose="contributions",
+                        deadline_s=BLOB_DEADLINE_S,
+                        stall_s=BLOB_STALL_S,
+                        priority=priority_of(machine, blob_id),
+                    )
                 )
             reply = await self._aggregator.ask(
                 lambda i: ValidateBlob(

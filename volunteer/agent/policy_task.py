@@ -17,6 +17,7 @@ import trio
 
 from volunteer.agent.aggregator_service import AggregatorService
 from volunteer.agent.bookkeeper import Bookkeeper
+from volunteer.agent.bulk_gate import BulkGate
 from volunteer.agent.clock import now_s
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.kept_pause import keep_pause, read_pause
@@ -75,6 +76,8 @@ class PolicyTask:
     aggregator: AggregatorService
     keeper: Bookkeeper
     is_idle_ignored: bool
+    gate: BulkGate = field(default_factory=BulkGate)
+    """What the network's hours and a metered connection hold shut."""
     make_sensors: Callable[[Config, Locations, Callable[[], None]], Sensors] = MachineSensors
     """Makes what reads this machine: (config, folders, what to call when something changes)."""
     decision: Decision = field(init=False)
@@ -149,11 +152,10 @@ class PolicyTask:
     async def resume(self) -> None:
         """End the owner's pause, and try again what was given up; other reasons still count."""
         self._owner_pause = None
+        self.aggregator.forgive()
+        self.trainer.forgive()
         await self._keep_pause()
         await self._look()
-        if self._is_running:
-            self.aggregator.want()
-            self.trainer.want()
 
     @property
     def _pause_file(self) -> Path:
@@ -214,6 +216,10 @@ class PolicyTask:
         return machine.known.facts[machine.tip or machine.rules.genesis_id].height
 
     def _decide(self) -> None:
+        self._ask_policy()
+        self.gate.hold("the policy", self.decision.network_reason)
+
+    def _ask_policy(self) -> None:
         if not self._have_told:
             self.decision = self._decide_blindly()
             return
@@ -228,7 +234,9 @@ class PolicyTask:
         """Return what can be said before any sensor has told."""
         signals = self._with_owner(Signals(disk_free_bytes=self.wishes.disk_min_free_bytes))
         _, decision = decide(IdleState(), signals, self.wishes, now_s())
-        return decision if decision.cause is Cause.OWNER else LOOKING
+        if decision.cause is not Cause.OWNER:
+            return LOOKING
+        return replace(decision, network_reason=LOOKING.network_reason)
 
     def _with_owner(self, signals: Signals) -> Signals:
         pause = self._owner_pause

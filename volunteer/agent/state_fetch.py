@@ -17,6 +17,7 @@ from p2p.blobstore import BlobStore
 from p2p.flow import Priority
 from p2p.swarm import Swarm
 from volunteer.agent.aggregator_service import AggregatorService
+from volunteer.agent.bulk_gate import BulkGate
 from volunteer.messages import VerifyState
 
 STALL_S = 120.0
@@ -44,9 +45,15 @@ class StateFetch:
     """The state that one module is waiting for."""
 
     def __init__(
-        self, store: BlobStore, swarm: Swarm, aggregator: AggregatorService, state_bytes: int
+        self,
+        store: BlobStore,
+        swarm: Swarm,
+        aggregator: AggregatorService,
+        state_bytes: int,
+        gate: BulkGate | None = None,
     ) -> None:
-        """Fetch into `store`; a state has `state_bytes`."""
+        """Fetch into `store` while `gate` is open; a state has `state_bytes`."""
+        self._gate = gate or BulkGate()
         self._store = store
         self._swarm = swarm
         self._aggregator = aggregator
@@ -91,16 +98,18 @@ class StateFetch:
 
     async def _fetch_once(self, state_hash: str, providers: Callable[[], Sequence[str]]) -> None:
         if not self._store.has(state_hash):
-            await self._swarm.fetch_blob(
-                state_hash,
-                max_bytes=self._state_bytes,
-                providers=providers,
-                store=self._store,
-                purpose="states",
-                deadline_s=math.inf,
-                stall_s=STALL_S,
-                gone_s=GONE_S,
-                priority=Priority.BULK,
+            await self._gate.run(
+                lambda: self._swarm.fetch_blob(
+                    state_hash,
+                    max_bytes=self._state_bytes,
+                    providers=providers,
+                    store=self._store,
+                    purpose="states",
+                    deadline_s=math.inf,
+                    stall_s=STALL_S,
+                    gone_s=GONE_S,
+                    priority=Priority.BULK,
+                )
             )
         # The hash says which bytes; that they are a state of this run's shape is for us to see.
         await self._aggregator.ask(lambda i: VerifyState(request_id=i, state_hash=state_hash))

@@ -13,7 +13,7 @@ nothing flaps. At the start there is nothing to flap: readings count at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from volunteer.policy import load_vetoes, machine_vetoes, owner_vetoes, presence_vetoes
 from volunteer.policy.signals import IdleConfig, Signals
@@ -58,6 +58,9 @@ class Decision:
     next_start_s: float | None = None
     """The earliest instant at which no row vetoes, if nothing happens until then; None: nobody can
     know, or it is now."""
+    network_reason: str = ""
+    """Why blobs and states are neither sent nor fetched, whatever else is the reason for not
+    contributing; empty: they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,7 @@ LOOKING = Decision(
     reason="looking whether the machine is in use",
     resumes_when="the sensors have told, within seconds",
     resumes_at_s=None,
+    network_reason="looking whether the network may be used",
 )
 """What holds until the first readings are there."""
 
@@ -116,9 +120,12 @@ def decide(
     ends = [_ends_at_s(row, rows[row.cause], signals, config, now_s) for row in standing]
     known = [end_s for end_s in ends if end_s is not None]
     next_start_s = max(known) if len(known) == len(ends) else None
-    return IdleState(rows=rows), _refuse(
-        standing[0], rows[standing[0].cause], signals, config, ends[0], next_start_s
-    )
+    refusal = _refuse(standing[0], rows[standing[0].cause], signals, config, ends[0], next_start_s)
+    holding = [
+        _refuse(r, rows[r.cause], signals, config, None, None) for r in standing if r.holds_network
+    ]
+    network_reason = holding[0].reason if holding else ""
+    return IdleState(rows=rows), replace(refusal, network_reason=network_reason)
 
 
 def _follow(

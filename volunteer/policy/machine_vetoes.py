@@ -144,6 +144,7 @@ METERED = Veto(
     reason=lambda signals, config: "the network connection is metered",
     resumes_when=lambda signals, config: "another one is used, or `pause_on_metered` is false",
     calm_reason="the network connection is no longer metered",
+    holds_network=True,
 )
 BATTERY = Veto(
     cause=Cause.BATTERY,

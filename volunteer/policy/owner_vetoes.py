@@ -90,4 +90,5 @@ NETWORK_HOURS = Veto(
     ends_at_s=lambda signals, config, now_s: _ends_at_s(config.network_hours, signals, now_s),
     pause_after_s=at_once,
     resume_after_s=at_once,
+    holds_network=True,
 )

@@ -73,6 +73,8 @@ class Veto:
     """How long the readings must veto before the row does."""
     resume_after_s: Callable[[IdleConfig], float] = _resumed_after
     """How long they must not, before it no longer does."""
+    holds_network: bool = False
+    """Whether it also keeps blobs and states from being sent and fetched."""
 
 
 def gb(size_bytes: int) -> str:
