@@ -1,6 +1,7 @@
 """Who speaks which version of the protocol. Runs in: agent. PROTOCOL.md section 9.
 
-Two peers that have just connected say hello to each other: protocol version, program, namespaces.
+Two peers that have just connected say hello to each other: protocol version, program, namespaces,
+and what their clocks show.
 Those of one namespace whose major versions differ cannot work together. Both are told so, in words
 and by this same exchange, whose form no later version changes; then the connection is closed, so
 that strangers to each other do not take each other's room. Nobody is banned for it.
@@ -11,12 +12,13 @@ from __future__ import annotations
 import logging
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
+from p2p.clocks import Clocks
 from p2p.conduct import Misdeed
 from p2p.contain import contain
 from p2p.errors import FramingError, P2PError, RequestRefusedError
@@ -37,11 +39,13 @@ HELLOS_BURST: Final = 10.0
 MAX_KNOWN: Final = 1024  # peer ids cost nothing
 TELL_FOR_S: Final = 3600.0  # how long one that was heard is counted among those who differ
 DIAL_AGAIN_S: Final = 600.0  # by then it may have been updated
+ASK_AGAIN_S: Final = 30.0  # for its clock; far below what it lets us say
 WARNINGS_PER_S: Final = 0.1
 WARNINGS_BURST: Final = 10.0
 PURPOSE: Final = "discovery"
 
 _VERSION: Final = struct.Struct(">HH")
+_CLOCK: Final = struct.Struct(">Q")
 _log = logging.getLogger("p2p.hello")
 
 
@@ -52,6 +56,8 @@ class Hello:
     version: PeerVersion
     tags: tuple[bytes, ...]
     """What it belongs to, 32 bytes each (`tag_of`)."""
+    utc_s: int | None = None
+    """What its clock shows: whole seconds since 1970, 0..2^64-1; None: it does not say."""
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -65,12 +71,13 @@ def encode_hello(hello: Hello) -> bytes:
             program,
             bytes([len(tags)]),
             *tags,
+            b"" if hello.utc_s is None else _CLOCK.pack(hello.utc_s),
         )
     )
 
 
 def parse_hello(data: bytes) -> Hello:
-    """Read a hello; what follows the tags is a later version's, and is passed over.
+    """Read a hello; what follows the clock is a later version's, and is passed over.
 
     Raises:
         FramingError: It is none.
@@ -89,7 +96,9 @@ def parse_hello(data: bytes) -> Hello:
     if num_tags > MAX_TAGS or starts.stop > len(data):
         raise FramingError(f"a hello with {num_tags} tags in {len(data)} bytes")
     tags = tuple(data[start : start + TAG_BYTES] for start in starts)
-    return Hello(PeerVersion(major, minor, program.decode("ascii")), tags)
+    has_clock = len(data) >= starts.stop + _CLOCK.size
+    utc_s = _CLOCK.unpack_from(data, starts.stop)[0] if has_clock else None
+    return Hello(PeerVersion(major, minor, program.decode("ascii")), tags, utc_s)
 
 
 def say_difference(theirs: PeerVersion, ours: PeerVersion) -> str:
@@ -115,6 +124,7 @@ class Hellos:
         requests: Requests,
         drop: Callable[[str], None],
         note_misdeed: Callable[[str, Misdeed], None],
+        clocks: Clocks | None = None,
     ) -> None:
         """Say hello to everybody.
 
@@ -123,7 +133,9 @@ class Hellos:
             requests: What carries the hellos.
             drop: Closes the connections to a peer, and holds nothing against it.
             note_misdeed: Told of who breaks the rules.
+            clocks: Told what the peers' clocks show; None: made here.
         """
+        self.clocks = clocks or Clocks()
         self._own = Hello(
             PeerVersion(*config.protocol, config.program),
             (tag_of(config.namespace),) if config.namespace else (),
@@ -156,6 +168,13 @@ class Hellos:
         """Say hello to a new neighbour."""
         if self._nursery is not None:
             self._nursery.start_soon(self._ask, peer_id)
+
+    async def ask_clocks(self, peer_ids: Iterable[str]) -> None:
+        """Say hello again to those whose clock was not told just now; returns when all answered."""
+        async with trio.open_nursery() as nursery:
+            for peer_id in peer_ids:
+                if not self.clocks.is_fresh(peer_id, trio.current_time(), ASK_AGAIN_S):
+                    nursery.start_soon(self._ask, peer_id)
 
     # -- what is known
 
@@ -201,17 +220,21 @@ class Hellos:
         if host is None:
             return
         with contain("hello", peer_id=peer_id):
+            asked_at_s = trio.current_time()
             try:
                 answer = await self._requests.request(
                     host,
                     peer_id,
                     HELLO_PROTOCOL,
-                    encode_hello(self._own),
+                    self._say(),
                     timeout_s=HELLO_TIMEOUT_S,
                     max_response_bytes=MAX_HELLO_BYTES,
                     purpose=PURPOSE,
                 )
-                self._note(peer_id, parse_hello(answer))
+                hello = parse_hello(answer)
+                self._note(peer_id, hello)
+                if hello.utc_s is not None:
+                    self.clocks.note(peer_id, hello.utc_s, asked_at_s, trio.current_time())
             except P2PError as error:
                 _log.debug("peer=%s said no hello: %s", peer_id, error)
             # Only now: it has heard from us as well, whatever it answered.
@@ -224,10 +247,14 @@ class Hellos:
             self._note_misdeed(peer_id, Misdeed.TOO_OFTEN)
             raise RequestRefusedError("you say hello too often")
         self._note(peer_id, parse_hello(request))
-        return encode_hello(self._own)
+        return self._say()
+
+    def _say(self) -> bytes:
+        return encode_hello(replace(self._own, utc_s=self.clocks.own_utc_s()))
 
     def _note(self, peer_id: str, hello: Hello) -> None:
         assert is_peer_id(peer_id), "Invariant: the handshake proves peer ids"
+        hello = replace(hello, utc_s=None)  # self.clocks has it
         before = self._heard.pop(peer_id, None)
         self._heard[peer_id] = _Heard(hello, trio.current_time())
         if len(self._heard) > MAX_KNOWN:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
+from p2p.address_scope import scope_of
 from p2p.addresses import AddressBook, parse_address, parse_peer_address
 from p2p.blob_exchange import BlobExchange
 from p2p.contain import call_all
@@ -32,6 +33,7 @@ from p2p.refusals import Accept, Refusals
 from p2p.requests import Requests, Respond
 from p2p.swarm_types import (
     Ban,
+    ClockView,
     PeerVersion,
     PeerView,
     SwarmConfig,
@@ -39,10 +41,12 @@ from p2p.swarm_types import (
     Tally,
 )
 
+MAX_CLOCKS: Final = 8  # a median of so many is not moved by a few liars
+
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
-__all__ = ["Ban", "PeerView", "Swarm", "SwarmConfig", "SwarmStatistics", "open_swarm"]
+__all__ = ["Ban", "ClockView", "PeerView", "Swarm", "SwarmConfig", "SwarmStatistics", "open_swarm"]
 
 
 class Swarm(BlobExchange):
@@ -121,6 +125,15 @@ class Swarm(BlobExchange):
         connected.
         """
         return self._hellos.differing()
+
+    async def compare_clocks(self) -> tuple[ClockView, ...]:
+        """Ask some connected peers what time it is; list whose clock was told within the hour.
+
+        Takes up to 10 s. A peer is asked at most every 30 s.
+        """
+        asked = [peer.peer_id for peer in self.peers()][:MAX_CLOCKS]
+        await self._hellos.ask_clocks(asked)
+        return self._hellos.clocks.views(trio.current_time())
 
     def on_peer_connected(self, callback: Callable[[PeerView], None]) -> None:
         """Have `callback` called when a peer's first connection opens. It must not block."""
@@ -324,6 +337,8 @@ class Swarm(BlobExchange):
         self._discovery.on_connected(peer_id)
         view = next((peer for peer in self.peers() if peer.peer_id == peer_id), None)
         if view is not None:  # not gone again already
+            if view.direction == "inbound":
+                self._tally.dialled_us[scope_of(parse_address(view.addr).host).name.lower()] += 1
             self._tally.failed_handlers += call_all("on_peer_connected", self._when_connected, view)
 
     def _tell_lost(self, peer_id: str) -> None:

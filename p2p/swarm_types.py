@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 PROTOCOL_MAJOR: Final = 1
 """Peers of one run whose major versions differ cannot work together (PROTOCOL.md section 9)."""
-PROTOCOL_MINOR: Final = 0
+PROTOCOL_MINOR: Final = 1
 """A newer minor version adds what an older one passes over."""
 
 
@@ -114,6 +114,19 @@ class PeerView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClockView:
+    """A peer's clock, compared with ours. What it says is hostile; a median of several is not."""
+
+    peer_id: str
+    """Whose."""
+    ahead_s: float
+    """Seconds by which it is ahead of our clock as that is now; negative: behind."""
+    error_s: float
+    """By how much that may be wrong at most: the way there and back, and the whole seconds that
+    are told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadView:
     """A blob on its way."""
 
@@ -167,6 +180,9 @@ class SwarmStatistics:
     """Peers refused now."""
     found_peers_by_way: Mapping[str, int]
     """New peers or addresses heard of, by the way of hearing: mdns, dht, exchange."""
+    dialled_us_by_scope: Mapping[str, int]
+    """Connections that peers opened to us, by where they came from: global, private (this network),
+    loopback (this machine)."""
 
 
 @dataclass(slots=True)
@@ -184,6 +200,7 @@ class Tally:
     dropped_peers: int = 0
     misdeeds: int = 0
     found: Counter[str] = field(default_factory=Counter)
+    dialled_us: Counter[str] = field(default_factory=Counter)
     retired_wire_sent: int = 0
     """Bytes of connections that are closed."""
     retired_wire_received: int = 0
@@ -226,4 +243,5 @@ class Tally:
             misdeeds=self.misdeeds,
             num_banned=num_banned,
             found_peers_by_way=dict(self.found),
+            dialled_us_by_scope=dict(self.dialled_us),
         )

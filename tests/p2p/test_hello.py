@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ from p2p.hello import (
 )
 from p2p.peer_exchange import tag_of
 from p2p.swarm import Swarm, open_swarm
-from p2p.swarm_types import PROTOCOL_MAJOR, PeerVersion
+from p2p.swarm_types import PROTOCOL_MAJOR, PROTOCOL_MINOR, PeerVersion
 from tests.p2p.support import (
     ask,
     is_connected,
@@ -49,6 +50,7 @@ hellos = st.builds(
     Hello,
     versions,
     st.lists(st.binary(min_size=32, max_size=32), max_size=MAX_TAGS).map(tuple),
+    st.integers(0, 2**64 - 1),
 )
 
 
@@ -60,6 +62,9 @@ def test_a_hello_is_read_back_and_what_a_later_version_adds_is_passed_over(
     assert len(data) <= MAX_HELLO_BYTES
     assert parse_hello(data) == hello
     assert parse_hello(data + later) == hello
+    without = replace(hello, utc_s=None)
+    assert parse_hello(encode_hello(without)) == without
+    assert parse_hello(encode_hello(without) + later[:7]) == without
 
 
 @settings(max_examples=200)
@@ -141,7 +146,9 @@ async def test_both_learn_what_the_other_speaks_and_a_newer_minor_version_is_wel
         serve_double(one)
         await until(lambda: version_at(one, other) and version_at(other, one))
         assert version_at(one, other) == PeerVersion(*newer, "new 1")
-        assert version_at(other, one) == PeerVersion(PROTOCOL_MAJOR, 0, "allmende 0.1.0")
+        assert version_at(other, one) == PeerVersion(
+            PROTOCOL_MAJOR, PROTOCOL_MINOR, "allmende 0.1.0"
+        )
         assert await ask(other, one.peer_id) == b"xx"
         assert not one.differing_peers()
         assert not other.differing_peers()
@@ -160,7 +167,9 @@ async def test_another_major_version_is_told_so_on_both_sides_and_not_banned(
         await until(lambda: one.differing_peers() and other.differing_peers())
         await until(lambda: not is_connected(one, other) and not is_connected(other, one))
         assert one.differing_peers() == {other.peer_id: PeerVersion(2, 0, "allmende 9.0.0")}
-        assert other.differing_peers() == {one.peer_id: PeerVersion(1, 0, "allmende 0.1.0")}
+        assert other.differing_peers() == {
+            one.peer_id: PeerVersion(1, PROTOCOL_MINOR, "allmende 0.1.0")
+        }
         with pytest.raises(RequestRefusedError, match=r"speaks protocol 2 .*update this program"):
             await ask(one, other.peer_id)
         with pytest.raises(RequestRefusedError, match=r"protocol 1 .* it has to be updated"):
@@ -188,7 +197,9 @@ async def test_one_that_differs_is_not_dialled_again_soon_and_may_come_back_upda
             assert one._dialer._due() == []
         updated = quick_config(*one.listen_addrs, namespace="a run")
         async with open_swarm(identity, updated) as other:
-            await until(lambda: version_at(one, other) == PeerVersion(PROTOCOL_MAJOR, 0, ""))
+            await until(
+                lambda: version_at(one, other) == PeerVersion(PROTOCOL_MAJOR, PROTOCOL_MINOR, "")
+            )
             assert not one.differing_peers()
 
 

@@ -157,6 +157,10 @@ def message_frames() -> dict[str, bytes]:
     }
 
 
+UTC_S = 1_796_047_402
+"""2026-11-30 14:03:22 UTC."""
+
+
 def p2p_frames() -> dict[str, bytes]:
     hello = Hello(PeerVersion(1, 0, "allmende 0.1.0"), (tag_of(RUN), tag_of("another")))
     own = [parse_address(text) for text in ADDRS]
@@ -165,6 +169,9 @@ def p2p_frames() -> dict[str, bytes]:
     manifest = encode_manifest(len(BLOB), hashes_of_bytes(BLOB))
     return {
         "hello": encode_hello(hello),
+        "hello, clock": encode_hello(
+            Hello(PeerVersion(1, 1, "allmende 0.1.0"), (tag_of(RUN),), UTC_S)
+        ),
         "hello, newer": encode_hello(Hello(PeerVersion(1, 7, ""), ())) + b"later",
         "request frame": encode_frame(b"what"),
         "answer OK": bytes([Status.OK]) + encode_frame(manifest),

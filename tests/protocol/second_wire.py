@@ -134,6 +134,7 @@ class Hello:
     minor: int
     program: str
     tags: list[bytes]
+    clock: int | None = None
 
 
 def read_hello(data: bytes) -> Hello:
@@ -147,7 +148,9 @@ def read_hello(data: bytes) -> Hello:
     if count > 16 or len(raw) < 32 * count:
         raise MalformedError("no hello")
     tags = [raw[32 * i : 32 * i + 32] for i in range(count)]
-    return Hello(major, minor, program.decode("ascii"), tags)
+    left = raw[32 * count :]
+    clock = struct.unpack(">Q", left[:8])[0] if len(left) >= 8 else None
+    return Hello(major, minor, program.decode("ascii"), tags, clock)
 
 
 # 11. MessagePack in its one form

@@ -28,6 +28,7 @@ from tests.protocol.frames import (
     OTHER,
     RECORDS,
     RUN,
+    UTC_S,
     all_frames,
     facts,
 )
@@ -73,6 +74,7 @@ def test_records_are_read_back(name: str) -> None:
 
 READERS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {
     "hello": (parse_hello, encode_hello),
+    "hello, clock": (parse_hello, encode_hello),
     "heartbeat": (parse_heartbeat, encode),
     "sync request": (parse_sync_message, encode),
     "records request": (parse_sync_message, encode),
@@ -160,6 +162,8 @@ def test_the_second_one_reads_frames_hellos_and_blobs() -> None:
     assert (hello.major, hello.minor, hello.program) == (1, 0, "allmende 0.1.0")
     assert hello.tags == [wire.tag_of(RUN), wire.tag_of("another")]
     assert wire.read_hello(FRAMES["hello, newer"]).minor == 7
+    assert wire.read_hello(FRAMES["hello, clock"]).clock == UTC_S
+    assert hello.clock is None
     assert wire.blob_id_of_manifest(FRAMES["blob manifest"]) == wire.blob_id(BLOB)
     request = wire.read_blob_request(FRAMES["blob chunk request"])
     assert request == ("CHUNK", wire.blob_id(BLOB), 258)

@@ -14,6 +14,7 @@ from p2p import hello
 from p2p.framing import Status, encode_frame, encode_refusal
 from p2p.hello import Hello, encode_hello
 from p2p.swarm_types import PROTOCOL_MAJOR, PROTOCOL_MINOR, PeerVersion
+from tests.protocol.frames import UTC_S
 from tests.protocol.second_wire import DEFAULTS
 from volunteer.agent import exchange, intake, sync_pages, wire
 from volunteer.rounds import chain, records
@@ -116,6 +117,7 @@ def test_the_vectors_are_right() -> None:
     facts, frames = GOLDEN["facts"], GOLDEN["frames"]
     vectors = [
         encode_hello(Hello(PeerVersion(1, 0, "allmende 0.1.0"), ())).hex(),
+        encode_hello(Hello(PeerVersion(1, 1, "allmende 0.1.0"), (), UTC_S)).hex(),
         encode_frame(b"what").hex(),
         encode_refusal(Status.REFUSED, "no").hex(),
         facts["tag"],
