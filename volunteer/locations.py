@@ -6,7 +6,7 @@ Runs in: every process. Pure, but for `prepare` and `verify_control_dir`.
 otherwise the system's conventions (platformdirs) decide.
 
     data_dir/
-      identity.key  lock  stats.sqlite
+      identity.key  lock  stats.sqlite  first_run.json
       runs/<run_id>/
         spec.toml
         modules/<module_id>/
@@ -88,6 +88,11 @@ class Locations:
     def stats_file(self) -> Path:
         """The ledger of given work."""
         return self.data_dir / "stats.sqlite"
+
+    @property
+    def first_run_file(self) -> Path:
+        """Says that the first questions were answered (`volunteer.first_run`)."""
+        return self.data_dir / "first_run.json"
 
     @property
     def runs_dir(self) -> Path:

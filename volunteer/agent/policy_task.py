@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Protocol
 
 import trio
@@ -20,13 +19,18 @@ from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.bulk_gate import BulkGate
 from volunteer.agent.clock import now_s
 from volunteer.agent.driver import RoundDriver
-from volunteer.agent.kept_pause import keep_pause, read_pause
+from volunteer.agent.owners_word import OwnersWord
+from volunteer.agent.release import Releaser
 from volunteer.agent.trainer_service import TrainerService
+from volunteer.answers import Release
 from volunteer.config import Config
 from volunteer.locations import Locations
 from volunteer.policy.idle import LOOKING, Decision, IdleState, decide
+from volunteer.policy.report import SourceReport
+from volunteer.policy.sensors.load import own_processes
 from volunteer.policy.sensors.machine import MachineSensors
-from volunteer.policy.signals import IdleConfig, OwnerPause, Signals
+from volunteer.policy.sensors.nvidia import GpuMemory, NvidiaSource, has_library
+from volunteer.policy.signals import IdleConfig, Signals
 from volunteer.policy.veto import Cause
 from volunteer.policy.wishes import idle_config
 from volunteer.rounds import events as ev
@@ -64,6 +68,9 @@ class Sensors(Protocol):
     def allow_sleep(self) -> None:
         """Say that nothing is left to save."""
 
+    def reports(self) -> list[SourceReport]:
+        """Return what each source says, for `doctor`; never waits."""
+
 
 @dataclass(slots=True, kw_only=True)
 class PolicyTask:
@@ -80,10 +87,15 @@ class PolicyTask:
     """What the network's hours and a metered connection hold shut."""
     make_sensors: Callable[[Config, Locations, Callable[[], None]], Sensors] = MachineSensors
     """Makes what reads this machine: (config, folders, what to call when something changes)."""
+    on_finished: Callable[[], None] = lambda: None
+    """Called when the round is finished after which the owner wants the agent to end."""
     decision: Decision = field(init=False)
+    release: Release | None = None
+    """What the last stop gave back; None while contributing."""
+    word: OwnersWord = field(init=False)
     wishes: IdleConfig = field(init=False)
     _sensors: Sensors = field(init=False)
-    _owner_pause: OwnerPause | None = None
+    _releaser: Releaser = field(init=False)
     _followed: Config | None = None
     """The settings that `wishes` are of, if they are not those of the start."""
     _have_told: bool = False
@@ -100,7 +112,8 @@ class PolicyTask:
         """Take the owner's word from the disk; nothing runs yet."""
         self.wishes = idle_config(self.config, is_idle_ignored=self.is_idle_ignored)
         self._counted_at_s = now_s()
-        self._owner_pause = read_pause(self._pause_file, now_s())
+        self.word = OwnersWord(self.locations.data_dir / "pause.json", now_s())
+        self._releaser = Releaser(_memory_reader(self.config))
         self._sensors = self.make_sensors(self.config, self.locations, self._note_news)
         self._decide()
 
@@ -108,6 +121,20 @@ class PolicyTask:
     def is_paused_by_owner(self) -> bool:
         """Whether it is the owner's own command that keeps it from contributing."""
         return self.decision.cause is Cause.OWNER
+
+    @property
+    def is_idle_unknown(self) -> bool:
+        """Whether nobody can tell if the machine is in use."""
+        return self.decision.cause is Cause.UNKNOWN
+
+    def reports(self) -> list[SourceReport]:
+        """Return what each sensor says just now, for `doctor`."""
+        return self._sensors.reports()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether trainer and aggregator are wanted now."""
+        return self._is_running
 
     @property
     def is_training(self) -> bool:
@@ -139,31 +166,37 @@ class PolicyTask:
 
     async def pause(self, for_s: float | None) -> None:
         """Stop now, for some seconds or until resumed; returns when both children are gone."""
-        until_s = None if for_s is None else now_s() + for_s
-        self._owner_pause = OwnerPause(until_s=until_s)
+        # The device first: the disk may take its time.
+        self.word.say_pause(now_s(), for_s)
         await self._look()
-        await self._keep_pause()
+        await self.word.keep(now_s())
 
-    async def finish(self) -> None:
-        """Stop when the round that is trained now has closed; `resume` takes it back."""
-        self._owner_pause = OwnerPause(after_round=self._round_index() + 1)
+    async def finish(self, *, ends_agent: bool = False) -> None:
+        """Stop when the round that is trained now has closed; `resume` takes it back.
+
+        Where nothing is trained there is no round to finish: it stops at once.
+
+        Args:
+            ends_agent: whether the agent ends then.
+        """
+        if not self._is_running:
+            if ends_agent:
+                self.on_finished()
+            else:
+                await self.pause(None)
+            return
+        round_s = self.driver.machine.timing.round_s
+        self.word.say_finish(now_s(), self._round_index(), round_s, ends_agent=ends_agent)
+        await self.word.keep(now_s())
         await self._look()
 
     async def resume(self) -> None:
         """End the owner's pause, and try again what was given up; other reasons still count."""
-        self._owner_pause = None
+        self.word.say_resume()
         self.aggregator.forgive()
         self.trainer.forgive()
-        await self._keep_pause()
+        await self.word.keep(now_s())
         await self._look()
-
-    @property
-    def _pause_file(self) -> Path:
-        return self.locations.data_dir / "pause.json"
-
-    async def _keep_pause(self) -> None:
-        pause = self._owner_pause
-        await trio.to_thread.run_sync(keep_pause, self._pause_file, pause, now_s())
 
     async def shut_down(self) -> None:
         """Stop for good, at the agent's end."""
@@ -198,18 +231,27 @@ class PolicyTask:
                 log.info("not contributing: %s", self.decision.reason)
             if not self._is_running:
                 self._sensors.allow_sleep()
-            await self._keep_finish()
+            await self._end_finish()
             self._count()
             if self._uncounted_s >= COUNT_EVERY_S:
                 self.flush()
 
-    async def _keep_finish(self) -> None:
-        """Make the owner's `finish` a pause that outlives a restart, once it has come to pass."""
-        pause = self._owner_pause
-        if pause is None or pause.after_round is None or not self.is_paused_by_owner:
+    async def _end_finish(self) -> None:
+        """Once the owner's `finish` has come to pass, or cannot, rest or end the agent."""
+        if self.word.finishes_round is None or self.decision.may_contribute or not self._have_told:
             return
-        if self._round_index() >= pause.after_round and not self._pause_file.exists():
-            await trio.to_thread.run_sync(keep_pause, self._pause_file, OwnerPause(), now_s())
+        if self.word.ends_agent:
+            # The next start contributes again: `stop` is not `pause`.
+            self._is_shut = True
+            self.word.say_resume()
+            await self.word.keep(now_s())
+            self.on_finished()
+        elif not self.is_paused_by_owner:
+            self.word.say_pause(now_s(), None)
+            await self.word.keep(now_s())
+            self._decide()
+        else:
+            await self.word.keep_as_pause(now_s())
 
     def _round_index(self) -> int:
         machine = self.driver.machine
@@ -239,13 +281,13 @@ class PolicyTask:
         return replace(decision, network_reason=LOOKING.network_reason)
 
     def _with_owner(self, signals: Signals) -> Signals:
-        pause = self._owner_pause
+        pause = self.word.pause
         height = self._round_index() if pause is not None and pause.after_round is not None else 0
         return replace(signals, owner_pause=pause, round_index=height)
 
     def _start(self) -> None:
         log.info("contributing: %s", self.decision.reason)
-        self._is_running = True
+        self._is_running, self.release = True, None
         if self.config.gpus:
             os.environ.update(dict.fromkeys(GPU_VARIABLES, ",".join(self.config.gpus)))
         self._counted_at_s = now_s()
@@ -261,6 +303,14 @@ class PolicyTask:
         self.flush()
         self._is_running = False
         self.driver.post(ev.ContributingChanged(False))
+        pids = [pid for pid in (self.trainer.pid, self.aggregator.pid) if pid is not None]
+        self.release = await self._releaser.release(pids, self._stop_children)
+        if self.release.problem:
+            log.error("not all is free: %s", self.release.problem)
+        elif self.release.gpu_freed_bytes:
+            log.info("freed gpu_bytes=%d", self.release.gpu_freed_bytes)
+
+    async def _stop_children(self) -> None:
         self.aggregator.stop()
         await self.trainer.stop()
         await self.aggregator.wait_gone()
@@ -277,3 +327,10 @@ class PolicyTask:
         seconds, self._uncounted_s = self._uncounted_s, 0.0
         if seconds:
             self.keeper.note_contributed(seconds)
+
+
+def _memory_reader(config: Config) -> Callable[[], Sequence[GpuMemory]] | None:
+    """Return what asks the driver for the memory of the GPUs that are trained on, if one can."""
+    if config.device in ("cpu", "mps") or not has_library():
+        return None
+    return NvidiaSource(config.gpus, own_processes).memory

@@ -13,6 +13,7 @@ import msgspec
 import trio
 
 from volunteer.agent.control import Verb
+from volunteer.agent.doctor_verb import make_doctor
 from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.sampling import Sampler
 from volunteer.agent.status import StatusSource
@@ -69,7 +70,15 @@ def make_verbs(
         for_s = None
         if args.get("for_s") is not None:
             for_s = _number(args, "for_s", default=0.0, least=1.0, most=MAX_PAUSE_S)
-        await policy.pause(for_s)
+        if args.get("finish"):
+            await policy.finish()
+        else:
+            await policy.pause(for_s)
+        if policy.release is not None and policy.release.problem:
+            raise ControlError(
+                f"paused, but not all is free: {policy.release.problem}",
+                hint="`allmende pause` again tries once more; a process that stays needs a reboot",
+            )
         return source.status()
 
     async def resume(args: Mapping[str, Any]) -> object:
@@ -77,6 +86,9 @@ def make_verbs(
         return source.status()
 
     async def stop_agent(args: Mapping[str, Any]) -> object:
+        if args.get("finish") and policy.is_running:
+            await policy.finish(ends_agent=True)
+            return {"stopping": False}
         await trio.lowlevel.checkpoint()
         stop()
         return {"stopping": True}
@@ -90,6 +102,7 @@ def make_verbs(
         "pause": pause,
         "resume": resume,
         "sample": _make_sample(source, sampler),
+        "doctor": make_doctor(source, policy),
         "stop": stop_agent,
     }
 

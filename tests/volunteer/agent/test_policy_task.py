@@ -22,6 +22,7 @@ from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.trainer_service import TrainerService
 from volunteer.config import Config
 from volunteer.locations import HOME_VARIABLE, Locations
+from volunteer.policy.report import SourceReport
 from volunteer.policy.signals import InputReading, Signals
 from volunteer.rounds import events as ev
 
@@ -65,21 +66,25 @@ class _Machine:
 
     def __init__(self, height: int) -> None:
         fact = SimpleNamespace(height=height)
+        self.timing = SimpleNamespace(round_s=600.0)
         self.known = SimpleNamespace(facts={"tip": fact})
 
 
 @dataclass
 class _Trainer:
     children: Children
+    pid: int | None = None
 
     @property
     def is_stepping(self) -> bool:
         return self.children.is_stepping
 
     def want(self) -> None:
-        self.children.num_forgiven += self.children.is_trainer_wanted
         self.children.is_trainer_wanted = True
         self.children.is_stepping = True
+
+    def forgive(self) -> None:
+        self.children.num_forgiven += 1
 
     async def stop(self) -> None:
         await trio.sleep(self.children.stop_s)  # noqa: TID251 - virtual time
@@ -90,9 +95,13 @@ class _Trainer:
 @dataclass
 class _Aggregator:
     children: Children
+    pid: int | None = None
 
     def want(self) -> None:
         self.children.is_aggregator_wanted = True
+
+    def forgive(self) -> None:
+        self.children.num_forgiven += 1
 
     def stop(self) -> None:
         self.children.is_aggregator_wanted = False
@@ -136,6 +145,9 @@ class World:
 
     def allow_sleep(self) -> None:
         self.num_may_sleep += 1
+
+    def reports(self) -> list[SourceReport]:
+        return [SourceReport(name="disk", is_well=True, value="-", meaning="told")]
 
     def config(self) -> Config:
         return self.settings
@@ -323,10 +335,11 @@ def test_shutting_down_while_it_starts_and_stops_ends_it_for_good(
 def test_resuming_tries_again_what_was_given_up(world: World, tmp_path: Path) -> None:
     async def body(policy: PolicyTask, children: Children, world: World) -> None:
         await wait(1)
-        children.is_aggregator_wanted = False  # as a service does that has given up
+        await policy.pause(1.0)
+        await wait(100)
+        assert children.num_forgiven == 0, "only the owner's word forgives"
         await policy.resume()
-        assert children.is_aggregator_wanted
-        assert children.num_forgiven == 1
+        assert children.num_forgiven == 2, "trainer and aggregator"
 
     run(world, tmp_path, body)
 
@@ -406,7 +419,7 @@ def test_finish_stops_when_the_round_has_closed_and_outlives_a_restart(
         await wait(4)
         assert not children.is_trainer_wanted
         assert policy.is_paused_by_owner
-        assert policy.decision.reason == "finished as you said: round 8 is done"
+        assert policy.decision.reason == "finished as you said: round 7 has closed"
 
     async def after(policy: PolicyTask, children: Children, world: World) -> None:
         await wait(100)

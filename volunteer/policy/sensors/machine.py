@@ -14,6 +14,7 @@ from typing import Protocol
 
 from volunteer.config import Config
 from volunteer.locations import Locations
+from volunteer.policy.report import SourceReport, report_sources
 from volunteer.policy.sensors.drm import DrmSource, find_cards
 from volunteer.policy.sensors.foreign import ForeignPresence
 from volunteer.policy.sensors.linux_presence import LinuxPresence, Presence
@@ -124,6 +125,10 @@ class MachineSensors:
     def allow_sleep(self) -> None:
         """Say that nothing is left to save before the machine sleeps."""
         self._presence.allow_sleep()
+
+    def reports(self) -> list[SourceReport]:
+        """Return what each source says just now, in words."""
+        return report_sources(self.watchers(), time.monotonic())
 
     def config(self) -> Config:
         """Return the owner's wishes as the file has them now; the last valid ones."""
