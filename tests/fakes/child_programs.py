@@ -85,6 +85,12 @@ started()
 for command in commands():
     pass
 """
+TRAINER_ANSWERS_AND_NEVER_STEPS = """
+started()
+for command in commands():
+    if command["type"] == "rebase":
+        say(type="rebased", commit_id=command["commit_id"], carried=[], discarded_tokens=0)
+"""
 TRAINER_STEPS_AND_CRASHES = """
 started()
 stepped(6)
@@ -93,6 +99,11 @@ sys.exit(1)
 TRAINER_FAILS = """
 started()
 say(type="failed", error="OutOfGpuMemoryError", message="the device is full", hint="close a game")
+sys.exit(1)
+"""
+TRAINER_REFUSES = """
+started()
+say(type="failed", error="ConfigError", message="no such device", hint="take another")
 sys.exit(1)
 """
 

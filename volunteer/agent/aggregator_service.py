@@ -14,7 +14,7 @@ from pathlib import Path
 
 import trio
 
-from volunteer.agent.backoff import MAX_CRASHES, Backoff
+from volunteer.agent.backoff import Backoff
 from volunteer.agent.child import Child
 from volunteer.errors import VolunteerError
 from volunteer.messages import (
@@ -54,6 +54,8 @@ class AggregatorService:
         self._answers: dict[int, trio.Event] = {}
         self._replies: dict[int, AggregatorEvent] = {}
         self._backoff = Backoff()
+        self._try_now = trio.Event()
+        self._tries_at_s: float | None = None
         self._answered_at_s = -math.inf
         self._scope = trio.CancelScope()
         self._gone = trio.Event()
@@ -66,14 +68,29 @@ class AggregatorService:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it crashed too often to be started again by itself."""
+        """Whether it crashed too often, and rests for long."""
         return self._backoff.is_broken
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a signal from outside has stopped it; it is woken soon."""
+        return self._child is not None and self._child.is_frozen
+
+    @property
+    def tried_in_s(self) -> float | None:
+        """Seconds until it is started again, while it rests."""
+        if self._tries_at_s is None:
+            return None
+        return max(0.0, self._tries_at_s - trio.current_time())
+
     def want(self) -> None:
-        """Have it run."""
-        if not self._wanted.is_set():
-            self._backoff.note_progress()
+        """Have it run; what it rests from goes on."""
         self._wanted.set()
+
+    def forgive(self) -> None:
+        """Try at once, whatever happened before: the owner wants it."""
+        self._backoff.forgive()
+        self._try_now.set()
 
     def stop(self) -> None:
         """End it at once: it keeps nothing in memory that matters."""
@@ -103,19 +120,22 @@ class AggregatorService:
             for answer in self._answers.values():
                 answer.set()
             if self._wanted.is_set():
-                wait_s = self._backoff.note_crash()
-                log.warning("aggregator ended: next start in %.0f s", wait_s)
-                if self._backoff.is_broken:
-                    self._give_up()
-                    continue
-                await trio.sleep(wait_s)  # noqa: TID251 - a crashed child is given time
+                await self._rest(self._backoff.note_crash(trio.current_time()))
 
-    def _give_up(self) -> None:
-        """Wait until wanted again; who waits for it to start is told that it is lost."""
-        self._wanted = trio.Event()
-        log.error("aggregator ended %d times in a row: see %s", MAX_CRASHES, self._log_file)
-        self._started.set()
-        self._started = trio.Event()
+    async def _rest(self, wait_s: float) -> None:
+        """Wait before the next start; who waits for a broken one is told that it is lost."""
+        log.warning("aggregator ended: next start in %.0f s", wait_s)
+        if self._backoff.is_broken:
+            log.error("aggregator in quarantine: it ended too often (see %s)", self._log_file)
+            self._started.set()
+            self._started = trio.Event()
+        self._try_now = trio.Event()
+        self._tries_at_s = trio.current_time() + wait_s
+        with trio.move_on_after(wait_s):
+            await self._try_now.wait()
+        self._tries_at_s = None
+        if self._backoff.is_broken:
+            self._backoff.begin_trial()
 
     async def _run_once(self) -> None:
         try:

@@ -1,11 +1,13 @@
 """A child process that takes commands on stdin and gives events on stdout, a line each.
 
 Runs in: agent. Its log (stderr) goes to a file of its own. A child ends when its stdin ends, and on
-Linux dies with the agent whatever happens to it, so no orphan holds the device.
+Linux dies with the agent whatever happens to it, so no orphan holds the device. One that a signal
+from outside has stopped (`kill -STOP`) is woken: it holds memory, and whoever waits for it waits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
+import psutil
 import trio
 
 from volunteer.logs import MAX_LOG_BYTES, open_log
@@ -25,6 +28,9 @@ E = TypeVar("E")
 _READ_BYTES = 65536
 END_DEADLINE_S = 5.0
 """A child that says no more is killed if it has not ended by itself within this."""
+LOOK_EVERY_S = 5.0
+LOOKS_UNTIL_WOKEN = 4
+"""Whoever stops a process for a moment has it stopped: it is woken after 15 to 20 s."""
 
 
 class Child(Generic[E]):
@@ -36,6 +42,10 @@ class Child(Generic[E]):
         self._decoder = decoder
         self._name = name
         self._outbox, self._queue = trio.open_memory_channel[bytes](math.inf)
+        self.is_frozen = False
+        """Whether a signal from outside has stopped it."""
+        self.was_killed = False
+        """Whether this agent has killed it."""
 
     @classmethod
     async def start(
@@ -65,6 +75,7 @@ class Child(Generic[E]):
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
+                nursery.start_soon(self._keep_awake)
                 await self._read(on_event)
                 # It has closed its stdout, or wrote what it must not: it has little time to end.
                 with trio.move_on_after(END_DEADLINE_S):
@@ -82,7 +93,33 @@ class Child(Generic[E]):
     def kill(self) -> None:
         """End it at once, if it still runs."""
         if self._process.returncode is None:
+            self.was_killed = True
             self._process.kill()
+
+    def wake(self) -> None:
+        """Let it go on, if a signal has stopped it."""
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            psutil.Process(self.pid).resume()
+        self.is_frozen = False
+
+    async def _keep_awake(self) -> None:
+        looks = 0
+        while True:
+            await trio.sleep(LOOK_EVERY_S)  # noqa: TID251 - a period
+            self.is_frozen = self._is_stopped()
+            looks = looks + 1 if self.is_frozen else 0
+            if looks == 1:
+                log.warning("child=%s was stopped by a signal from outside", self._name)
+            elif looks >= LOOKS_UNTIL_WOKEN:
+                log.warning("child=%s woken: `allmende pause` is the way to stop it", self._name)
+                self.wake()
+                looks = 0
+
+    def _is_stopped(self) -> bool:
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:  # it has just ended
+            return False
 
     async def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):

@@ -20,7 +20,7 @@ from volunteer.agent.exchange import Exchange
 from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.state_fetch import StateProgress
 from volunteer.agent.traffic import TrafficMeter
-from volunteer.agent.trainer_service import TrainerService
+from volunteer.agent.trainer_service import TRIED_AGAIN, TrainerService
 from volunteer.answers import CatchUp, PeerStatus, Stats, Status
 from volunteer.policy.idle import Decision
 from volunteer.policy.veto import Cause
@@ -103,10 +103,15 @@ class StatusSource:
             state = "paused" if self.policy.is_paused_by_owner else "waiting"
             state = "starting" if decision.cause is Cause.LOOKING else state
             return state, decision.reason, self._with_time_left(decision)
+        if self.trainer.is_frozen or self.aggregator.is_frozen:
+            who = "trainer" if self.trainer.is_frozen else "aggregator"
+            return "waiting", f"The {who} was stopped by a signal from outside.", "it is woken"
         if view.problem:
-            return "waiting", f"{view.problem}.", "you fix it and resume"
+            problem = view.problem[0].upper() + view.problem[1:]
+            return "waiting", f"{problem}.", self._with_left(view.resumes_when, self._tried_in_s())
         if self.aggregator.is_broken:
-            return "waiting", "The aggregator keeps crashing: its log says why.", "you resume"
+            reason = "The aggregator keeps crashing and is in quarantine: its log says why."
+            return "waiting", reason, self._with_left(TRIED_AGAIN, self._tried_in_s())
         if self.driver.storage_problem:
             return "waiting", f"{self.driver.storage_problem}.", "there is room on the disk"
         if self.driver.is_catching_up:
@@ -121,14 +126,26 @@ class StatusSource:
             return "The swarm is ahead: fetching what it agreed on."
         return describe_progress(progress)
 
+    def _tried_in_s(self) -> float | None:
+        """Return when what went wrong with a child is tried again by itself."""
+        waits = (self.trainer.tried_in_s, self.aggregator.tried_in_s)
+        return max((wait_s for wait_s in waits if wait_s is not None), default=None)
+
     def _with_time_left(self, decision: Decision) -> str:
         if decision.resumes_at_s is None:
             return decision.resumes_when
-        left_s = max(0.0, decision.resumes_at_s - now_s())
-        return f"{decision.resumes_when} ({format_left(left_s)} left)"
+        return self._with_left(decision.resumes_when, decision.resumes_at_s - now_s())
+
+    def _with_left(self, resumes_when: str, left_s: float | None) -> str:
+        if left_s is None:
+            return resumes_when
+        return f"{resumes_when} ({format_left(max(0.0, left_s))} left)"
 
     def _next_start_utc(self, state: str) -> str:
         next_start_s = self.policy.decision.next_start_s
+        tried_in_s = self._tried_in_s()
+        if state == "waiting" and self.policy.decision.may_contribute and tried_in_s is not None:
+            return utc_in(tried_in_s)
         if state not in ("paused", "waiting") or next_start_s is None:
             return ""
         return utc_in(max(0.0, next_start_s - now_s()))

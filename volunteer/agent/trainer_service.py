@@ -1,12 +1,18 @@
 """Keeps the trainer running while it is wanted, and gives the device back when it is not.
 
-Runs in: agent.
+Runs in: agent. What goes wrong with it is told by `view.problem`, with what ends it and when:
+
+- it ended: started again after 1, 2, 4, 8 s; put into quarantine after five times (backoff.py);
+- others hold the memory: they are named, and it is tried again in a minute, then more seldom;
+- it hangs: killed by the watch on its inner steps (step_watch.py); its last snapshot stands;
+- a signal from outside has stopped it: woken (child.py).
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +20,11 @@ from pathlib import Path
 
 import trio
 
-from volunteer.agent.backoff import Backoff
+from volunteer.agent.backoff import CRASH_WINDOW_S, MAX_CRASHES, Backoff
 from volunteer.agent.child import Child
+from volunteer.agent.memory_holders import count_oom_kills, name_holders
+from volunteer.agent.step_watch import WATCH_EVERY_S, StepWatch
+from volunteer.errors import OutOfGpuMemoryError
 from volunteer.messages import (
     Rebase,
     Rebased,
@@ -33,8 +42,12 @@ from volunteer.messages import (
 log = logging.getLogger(__name__)
 STOP_DEADLINE_S = 4.0
 """To save a snapshot and end; the owner was promised five seconds."""
-SILENCE_DEADLINE_S = 300.0
-"""Without a step for so long after it was told where to stand, it hangs and is started again."""
+MEMORY_WAIT_S = 60.0
+MAX_MEMORY_WAIT_S = 960.0
+"""Others' programs do not let go of their memory for being asked often: 1, 2, 4, 8, 16 min."""
+STARTED_AGAIN = "it is started again"
+TRIED_AGAIN = "`allmende resume` tries again at once; else it is tried"
+LET_GO = "they have let go of it: it is tried again"
 
 
 @dataclass(slots=True)
@@ -50,6 +63,8 @@ class TrainerView:
     loss: float | None = None
     problem: str = ""
     """Why it does not run although it is wanted; empty where all is well."""
+    resumes_when: str = ""
+    """What ends that."""
 
 
 class TrainerService:
@@ -80,8 +95,12 @@ class TrainerService:
         self._ended = trio.Event()
         self._ended.set()
         self._backoff = Backoff()
-        self._step_deadline = trio.CancelScope()
+        self._watch = StepWatch()
         self._has_stepped = False
+        self._lacks_memory = False
+        self._memory_wait_s = MEMORY_WAIT_S
+        self._try_now = trio.Event()
+        self._tries_at_s: float | None = None
         self.is_placed = False
         """Whether the process that runs now has been told where to stand."""
         self._stopping_at_s = math.inf
@@ -97,12 +116,27 @@ class TrainerService:
         """Its process id while it runs."""
         return self._child.pid if self._child is not None else None
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a signal from outside has stopped it; it is woken soon."""
+        return self._child is not None and self._child.is_frozen
+
+    @property
+    def tried_in_s(self) -> float | None:
+        """Seconds until it is started again, while it rests from what went wrong."""
+        if self._tries_at_s is None:
+            return None
+        return max(0.0, self._tries_at_s - trio.current_time())
+
     def want(self) -> None:
-        """Have it run; forgives earlier crashes."""
-        if not self._wanted.is_set():
-            self._backoff.note_progress()
-            self.view.problem = ""
+        """Have it run; what it rests from goes on."""
         self._wanted.set()
+
+    def forgive(self) -> None:
+        """Try at once, whatever happened before: the owner wants it."""
+        self._backoff.forgive()
+        self._memory_wait_s = MEMORY_WAIT_S
+        self._try_now.set()
 
     def send(self, command: TrainerCommand) -> bool:
         """Send a command; return whether there is a trainer to send it to."""
@@ -111,7 +145,7 @@ class TrainerService:
         self._child.send(command)
         if isinstance(command, Rebase) and not self.is_placed:
             self.is_placed = True
-            self._note_alive()
+            self._watch.note_placed()
         return True
 
     async def stop(self) -> None:
@@ -124,6 +158,7 @@ class TrainerService:
         self.view.tokens_per_s = 0.0
         begun_at_s, self._stopping_at_s = trio.current_time(), math.inf
         self._child.send(StopTrainer())
+        self._child.wake()  # who was stopped by a signal has its steps still to save
         with trio.move_on_after(STOP_DEADLINE_S) as deadline:
             await self._ended.wait()
         if deadline.cancelled_caught:
@@ -143,42 +178,90 @@ class TrainerService:
             await self._wanted.wait()
             if not self._wanted.is_set():
                 continue  # stopped again before this task had its turn
-            status = await self._run_once()
+            end = await self._run_once()
             self.view.tokens_per_s = 0.0
             self._on_end()
             if self._wanted.is_set():
-                wait_s = self._backoff.note_crash()
-                why = self.view.problem or f"exit status {status}"
-                log.warning("trainer ended (%s): next start in %.0f s", why, wait_s)
-                if self._backoff.is_broken:
-                    self._give_up(why)
-                    continue
-                await trio.sleep(wait_s)  # noqa: TID251 - a crashed child is given time
+                await self._rest(await self._judge(end))
 
-    def _give_up(self, why: str) -> None:
-        self._wanted = trio.Event()
-        self.view.problem = f"the trainer ended {self._backoff.crashes} times in a row ({why})"
-        log.error("%s: see %s", self.view.problem, self._log_file)
+    async def _judge(self, end: str) -> float:
+        """Say what is wrong, after an end that nobody wanted; return the seconds to wait."""
+        view = self.view
+        if self._lacks_memory:
+            holders = await trio.to_thread.run_sync(name_holders, view.device)
+            named = f"; most of it is held by {', '.join(holders)}" if holders else ""
+            view.problem = f"there is too little memory to train{named}"
+            view.resumes_when = LET_GO
+            wait_s = self._memory_wait_s
+            self._memory_wait_s = min(2 * wait_s, MAX_MEMORY_WAIT_S)
+            log.error("trainer paused: %s (%s)", view.problem, end)
+            return wait_s
+        wait_s = self._backoff.note_crash(trio.current_time())
+        if not self._backoff.is_broken:
+            view.problem, view.resumes_when = f"the trainer has ended: {end}", STARTED_AGAIN
+            log.warning("trainer ended (%s): next start in %.0f s", end, wait_s)
+            return wait_s
+        often = f"{MAX_CRASHES} times in a row"
+        if self._backoff.crashes < MAX_CRASHES:
+            often = f"{MAX_CRASHES} times within {CRASH_WINDOW_S / 60:.0f} minutes"
+        view.problem = f"the trainer ended {often} and is in quarantine: {end}"
+        view.resumes_when = TRIED_AGAIN
+        log.error("%s; %s (see %s)", view.problem, view.resumes_when, self._log_file)
+        return wait_s
 
-    async def _run_once(self) -> int:
+    async def _rest(self, wait_s: float) -> None:
+        """Wait before the next start, or until the owner wants it tried at once."""
+        self._try_now = trio.Event()
+        self._tries_at_s = trio.current_time() + wait_s
+        with trio.move_on_after(wait_s):
+            await self._try_now.wait()
+        self._tries_at_s = None
+        if self._backoff.is_broken:
+            self._backoff.begin_trial()
+
+    async def _run_once(self) -> str:
+        """Run one process; return how it ended, for people."""
         self._ended = trio.Event()
-        self._has_stepped = self.is_placed = False
+        self._has_stepped = self.is_placed = self._lacks_memory = False
+        self._watch = StepWatch()
+        self.view.problem = ""
+        num_oom_kills = count_oom_kills()
         try:
             child = await Child.start(self._argv, self._log_file, trainer_event_decoder, "trainer")
             self._child = child
             if not self._wanted.is_set():
                 child.kill()  # stopped while it was being started: it has nothing to save
-            with trio.move_on_after(SILENCE_DEADLINE_S) as self._step_deadline:
-                return await child.run(self._take_event)
-            log.error("trainer has taken no step for %.0f s: killed", SILENCE_DEADLINE_S)
-            return -1
+            return await self._follow(child, num_oom_kills)
         except OSError as error:  # no process, no room for its log: counts as a crash
-            self.view.problem = f"the trainer cannot be started: {error}"
-            log.error("%s", self.view.problem)
-            return -1
+            log.error("the trainer cannot be started: %s", error)
+            return f"it cannot be started: {error}"
         finally:
             self._child = None
             self._ended.set()
+
+    async def _follow(self, child: Child[TrainerEvent], num_oom_kills: int) -> str:
+        """Follow a process to its end, and kill it if it hangs; return how it ended."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_if_hung, child)
+            status = await child.run(self._take_event)
+            nursery.cancel_scope.cancel()
+        if self.view.problem:
+            return self.view.problem
+        if status == -signal.SIGKILL and not child.was_killed and count_oom_kills() > num_oom_kills:
+            self._lacks_memory = True
+            return "the system killed it, since memory ran out"
+        return f"it was killed by signal {-status}" if status < 0 else f"exit status {status}"
+
+    async def _end_if_hung(self, child: Child[TrainerEvent]) -> None:
+        """Kill it once it has taken no inner step for too long."""
+        while True:
+            begun_at_s = trio.current_time()
+            await trio.sleep(WATCH_EVERY_S)  # noqa: TID251 - a period
+            if self._watch.is_hung(trio.current_time() - begun_at_s):
+                self.view.problem = f"it has taken no step for {self._watch.deadline_s:.0f} s"
+                log.error("trainer killed: %s", self.view.problem)
+                child.kill()
+                return
 
     async def _take_event(self, event: TrainerEvent) -> None:
         view = self.view
@@ -186,13 +269,13 @@ class TrainerService:
             case TrainerStarted():
                 view.device, view.device_name = event.device, event.device_name
                 view.inner_step, view.tokens_total = event.inner_step, event.tokens_total
-                if not self.is_placed:  # until then it has nothing to do, however long that takes
-                    self._step_deadline.deadline = math.inf
+                if not self.is_placed:
+                    self._watch.note_started()
             case Stepped():
                 self._has_stepped = True
                 self._backoff.note_progress()
-                self._note_alive()
-                view.problem = ""
+                self._watch.note_step()
+                self._memory_wait_s = MEMORY_WAIT_S
                 view.inner_step, view.tokens_total = event.inner_step, event.tokens_total
                 view.tokens_since_contribution = event.tokens_since_contribution
                 view.tokens_per_s, view.loss = event.tokens_per_s, event.loss
@@ -200,13 +283,11 @@ class TrainerService:
                 view.inner_step, view.tokens_total = event.inner_step, event.tokens_total
                 view.tokens_since_contribution = event.tokens_since_contribution
             case Rebased():
-                self._note_alive()
+                self._watch.note_rebased()
             case Stopping():
                 self._stopping_at_s = trio.current_time()
             case TrainerFailed():
                 view.problem = f"{event.message}; {event.hint}" if event.hint else event.message
+                self._lacks_memory = event.error == OutOfGpuMemoryError.__name__
                 log.error("trainer failed: %s", view.problem)
         await self._on_event(event)
-
-    def _note_alive(self) -> None:
-        self._step_deadline.deadline = trio.current_time() + SILENCE_DEADLINE_S

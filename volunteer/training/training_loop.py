@@ -117,6 +117,10 @@ class TrainingLoop:
         self._has_returned = False
         self._meter = Meter(now_s())
         self._micro_batch_sequences = _micro_batch_sequences(self._spec, device)
+        self._has_fitted = False
+        """Whether a step has had enough memory: less is then for others' sake."""
+        self._is_squeezed = False
+        """Whether others have taken memory since, and half a micro-batch made room once."""
 
     def run(self) -> None:
         """Load the snapshot, then train and obey until told to stop.
@@ -197,7 +201,7 @@ class TrainingLoop:
     def _step(self, state: LocalState) -> StepResult | None:
         """Take one inner step; None if a stop came, or if memory ran out and less is tried next."""
         try:
-            return diloco.train(
+            result = diloco.train(
                 state,
                 self._windows(state.progress.inner_step),
                 self._spec,
@@ -205,6 +209,8 @@ class TrainingLoop:
                 device=self._device,
                 should_stop=self._inbox.should_stop,
             )
+            self._has_fitted |= result is not None
+            return result
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -225,10 +231,22 @@ class TrainingLoop:
         return torch.from_numpy(windows).to(self._device.torch_device).long()
 
     def _halve_micro_batch(self, error: BaseException) -> None:
+        """Try with less memory: down to one sequence at the start, once when it has fitted before.
+
+        Others who need more and more of it are then left alone.
+
+        Raises:
+            OutOfGpuMemoryError: it cannot, or should not, be tried with less.
+        """
+        if self._is_squeezed:
+            raise OutOfGpuMemoryError(
+                f"{self._device.name} has less and less free memory: {error}"
+            ) from error
         if self._micro_batch_sequences == 1:
             raise OutOfGpuMemoryError(
                 f"{self._device.name} has too little free memory for one sequence: {error}"
             ) from error
+        self._is_squeezed = self._has_fitted
         self._micro_batch_sequences //= 2
         _log.warning("out of memory: micro_batch_sequences=%d", self._micro_batch_sequences)
 

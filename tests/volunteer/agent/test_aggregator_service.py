@@ -24,7 +24,7 @@ from volunteer.agent.aggregator_service import (
     AggregatorRefusedError,
     AggregatorService,
 )
-from volunteer.agent.backoff import MAX_CRASHES
+from volunteer.agent.backoff import MAX_CRASHES, QUARANTINE_S
 from volunteer.messages import AggregatorEvent, EvaluateState, StateEvaluated
 
 
@@ -113,7 +113,7 @@ def test_a_crash_loses_what_was_asked_and_only_that(tmp_path: Path) -> None:
     run(service, body)
 
 
-def test_five_crashes_give_up_until_it_is_wanted_again(tmp_path: Path) -> None:
+def test_five_crashes_give_up_until_the_owner_asks_again(tmp_path: Path) -> None:
     service = make(tmp_path, programs.CRASHES_AT_ONCE)
 
     async def body(nursery: trio.Nursery, clock: MockClock) -> None:
@@ -126,12 +126,16 @@ def test_five_crashes_give_up_until_it_is_wanted_again(tmp_path: Path) -> None:
         assert service.is_broken
         assert service._backoff.crashes == MAX_CRASHES
         clock.jump(1000)
-        await settle()
-        assert service.pid is None, "not by itself"
-        service._argv = programs.python(programs.AGGREGATOR)
+        service.stop()
         service.want()
+        await settle()
+        assert service.pid is None, "not by itself, and not since the machine was idle again"
+        assert service.tried_in_s == QUARANTINE_S - 1000
+        service._argv = programs.python(programs.AGGREGATOR)
+        service.forgive()
         assert isinstance(await ask(service), StateEvaluated)
         assert not service.is_broken
+        assert service.tried_in_s is None
 
     run(service, body)
 

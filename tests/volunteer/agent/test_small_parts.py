@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from tests.fakes.members import PEOPLE
 from tests.fakes.virtual_time import in_nursery, run_virtual, until
-from volunteer.agent.backoff import MAX_CRASHES, Backoff
+from volunteer.agent.backoff import CRASH_WINDOW_S, MAX_CRASHES, QUARANTINE_S, Backoff
 from volunteer.agent.clock import now_s, now_utc
 from volunteer.agent.joined_run import chain_rules, choose_run, keep_run
 from volunteer.agent.peer_memory import MAX_ADDRS, MAX_FILE_BYTES, MAX_PEERS, PeerMemory
@@ -28,13 +28,34 @@ ADDR = "/ip4/192.0.2.1/tcp/4001"
 
 def test_crashes_in_a_row_wait_twice_as_long_and_then_give_up() -> None:
     backoff = Backoff()
-    assert [backoff.note_crash() for _ in range(MAX_CRASHES - 1)] == [1.0, 2.0, 4.0, 8.0]
+    rare_s = iter(range(0, 100 * int(CRASH_WINDOW_S), int(CRASH_WINDOW_S)))
+    waits = [backoff.note_crash(next(rare_s)) for _ in range(MAX_CRASHES - 1)]
+    assert waits == [1.0, 2.0, 4.0, 8.0]
     assert not backoff.is_broken
-    backoff.note_crash()
+    assert backoff.note_crash(next(rare_s)) == QUARANTINE_S
     assert backoff.is_broken
-    backoff.note_progress()
+    backoff.begin_trial()
     assert not backoff.is_broken
-    assert backoff.note_crash() == 1.0
+    assert backoff.note_crash(next(rare_s)) == QUARANTINE_S, "one try, if it comes to nothing"
+    backoff.begin_trial()
+    backoff.note_progress()
+    assert [backoff.note_crash(next(rare_s)) for _ in range(2)] == [1.0, 2.0]
+    backoff.forgive()
+    assert backoff.note_crash(next(rare_s)) == 1.0
+
+
+def test_crashes_within_a_time_count_whatever_was_done_between_them() -> None:
+    backoff = Backoff()
+    between_s = CRASH_WINDOW_S / MAX_CRASHES
+    for number in range(MAX_CRASHES - 1):
+        assert backoff.note_crash(number * between_s) == 1.0
+        backoff.note_progress()
+        assert not backoff.is_broken
+    assert backoff.note_crash(MAX_CRASHES * between_s - 1) == QUARANTINE_S
+    backoff.forgive()
+    for number in range(20, 30):
+        assert backoff.note_crash(number * between_s * 1.3) == 1.0, "rare ones never do"
+        backoff.note_progress()
 
 
 def test_the_clock_goes_on_and_the_date_is_for_people() -> None:

@@ -17,6 +17,7 @@ from p2p.swarm_types import PeerVersion
 from tests.fakes.members import RUN_ID, rules
 from tests.fakes.network import FakeNetwork
 from volunteer.agent import status as status_module
+from volunteer.agent.clock import utc_in
 from volunteer.agent.exchange import Heard
 from volunteer.agent.state_fetch import StateProgress
 from volunteer.agent.status import StatusSource, format_left
@@ -54,7 +55,9 @@ class Facts:
     is_stopping: bool = False
     has_alarm: bool = False
     decision: Decision = CONTRIBUTE
+    is_trainer_frozen: bool = False
     problem: str = ""
+    tried_in_s: float | None = None
     is_aggregator_broken: bool = False
     storage_problem: str = ""
     is_catching_up: bool = False
@@ -86,12 +89,26 @@ def source(facts: Facts) -> StatusSource:
         ),
         exchange=SimpleNamespace(members=lambda: facts.heard),
         trainer=SimpleNamespace(
-            view=TrainerView(problem=facts.problem, tokens_per_s=10.0), pid=facts.trainer_pid
+            view=TrainerView(
+                problem=facts.problem,
+                resumes_when="it is started again" if facts.problem else "",
+                tokens_per_s=10.0,
+            ),
+            pid=facts.trainer_pid,
+            is_frozen=facts.is_trainer_frozen,
+            tried_in_s=facts.tried_in_s,
         ),
-        aggregator=SimpleNamespace(is_broken=facts.is_aggregator_broken, pid=facts.aggregator_pid),
+        aggregator=SimpleNamespace(
+            is_broken=facts.is_aggregator_broken,
+            pid=facts.aggregator_pid,
+            is_frozen=False,
+            tried_in_s=None,
+        ),
         policy=SimpleNamespace(
             decision=facts.decision,
             is_training=facts.is_training,
+            release=None,
+            word=SimpleNamespace(finishes_round=None, ends_agent=False),
             is_paused_by_owner=facts.decision.cause is Cause.OWNER,
             is_idle_ignored=facts.is_idle_ignored,
         ),
@@ -114,11 +131,16 @@ ORDER: list[tuple[dict[str, Any], str, str]] = [
         "A confirmed round was contradicted: training stopped, to apply no wrong update.",
     ),
     ({"decision": OWNER}, "paused", "paused by you"),
-    ({"problem": "the device is full"}, "waiting", "the device is full."),
+    (
+        {"is_trainer_frozen": True},
+        "waiting",
+        "The trainer was stopped by a signal from outside.",
+    ),
+    ({"problem": "the device is full"}, "waiting", "The device is full."),
     (
         {"is_aggregator_broken": True},
         "waiting",
-        "The aggregator keeps crashing: its log says why.",
+        "The aggregator keeps crashing and is in quarantine: its log says why.",
     ),
     ({"storage_problem": "no space left"}, "waiting", "no space left."),
     ({"is_catching_up": True}, "catching_up", "The swarm is ahead: fetching what it agreed on."),
@@ -154,6 +176,14 @@ def test_the_strongest_reason_is_the_state(chosen: tuple[bool, ...]) -> None:
 )
 def test_starting_says_what_is_being_waited_for(changes: dict[str, Any], reason: str) -> None:
     assert source(Facts(is_training=False, **changes)).state()[:2] == ("starting", reason)
+
+
+def test_a_child_that_rests_says_when_it_is_tried_again() -> None:
+    resting = source(Facts(problem="it crashed", tried_in_s=3480.0))
+    state, _, resumes_when = resting.state()
+    assert resumes_when == "it is started again (58 min left)"
+    assert resting._next_start_utc(state) > utc_in(3400.0)
+    assert resting._next_start_utc(state) < utc_in(3600.0)
 
 
 def test_before_the_sensors_have_told_it_is_starting() -> None:

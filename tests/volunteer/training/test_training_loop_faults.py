@@ -155,10 +155,23 @@ def test_too_little_memory_for_one_sequence_is_told(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        fail_steps(patch, set(range(2, 9)), torch.OutOfMemoryError("CUDA out of memory"))
+        micro_batches = fail_steps(
+            patch, set(range(1, 9)), torch.OutOfMemoryError("CUDA out of memory")
+        )
         with pytest.raises(OutOfGpuMemoryError, match="one sequence"):
             bench.run(bench.rebase())
-    assert bench.saved().progress.inner_step == 1  # what was trained is saved
+    assert micro_batches == [4, 2, 1]
+
+
+def test_what_others_take_of_the_memory_is_left_to_them_after_one_halving(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        micro_batches = fail_steps(patch, {2, 4}, torch.OutOfMemoryError("CUDA out of memory"))
+        with pytest.raises(OutOfGpuMemoryError, match="less and less"):
+            bench.run(bench.rebase())
+    assert micro_batches == [4, 4, 2, 2]
+    assert bench.saved().progress.inner_step == 2  # what was trained is saved
 
 
 def test_another_error_of_torch_is_not_taken_for_it(
