@@ -128,6 +128,20 @@ class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is unt
                 return
         await super().push_msg(msg_forwarder, msg)
 
+    async def _handle_new_peer(self, peer_id: ID) -> None:
+        """Open the stream to a neighbour, and say on it what we listen to.
+
+        New: what was subscribed to while the first frame was being written was told to nobody: the
+        frame was older, and the peer not yet among those who are told. It sent us nothing of it,
+        for as long as the connection lasted.
+        """
+        topics_before = frozenset(self.topic_ids)
+        await super()._handle_new_peer(peer_id)
+        queue = self.peer_queues.get(peer_id)
+        for topic in self.topic_ids - topics_before if queue is not None else ():
+            packet, announce = self._build_announce_rpc(topic, subscribe=True)
+            self._enqueue_or_retry_announce(peer_id, queue, packet, announce)
+
     def _handle_dead_peer(self, peer_id: ID) -> None:
         # What it may send is not forgotten: or it would only have to come back.
         self._may_send.forget(str(peer_id))
