@@ -22,6 +22,19 @@ class CatchUp(msgspec.Struct, frozen=True, kw_only=True):
     """Peers that are giving it now."""
 
 
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    """What the last pause has given back, as it was verified."""
+
+    after_s: float
+    """From the word to the last process gone and the memory read again."""
+    num_processes: int
+    """That were ended: trainer, aggregator and all that they had started."""
+    gpu_freed_bytes: int | None
+    """GPU memory that came back; None: no GPU whose driver tells was used."""
+    problem: str = ""
+    """Who could not be ended, or holds memory still; empty where all is free."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """`allmende status --json`: fields may be added, never renamed; units are in the names."""
 
@@ -67,6 +80,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     tokens_since_contribution: int = 0
     bytes_by_purpose: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     """As in `Stats`, since this agent started."""
+    release: Release | None = None
+    """What the last stop of the trainer gave back; None while contributing, and before the first.
+    """
+    finishes_round: int | None = None
+    """The round after whose close it pauses or stops, as the owner said; None: no such word."""
+    stops_then: bool = False
+    """Whether the agent ends with that round."""
+    network_held: str = ""
+    """Why blobs and states are neither sent nor fetched just now; empty: they are."""
     catch_up: CatchUp | None = None
     """How far the fetch of the swarm's shared weights is; None while none is fetched."""
     alarm: str = ""

@@ -116,6 +116,7 @@ class Agent:
             driver.on_trainer_end,
         )
         driver.exchange, driver.trainer = exchange, trainer
+        stopping = trio.Event()
         policy = PolicyTask(
             config=self.config,
             locations=self.locations,
@@ -125,6 +126,7 @@ class Agent:
             keeper=keeper,
             is_idle_ignored=self.is_idle_ignored,
             gate=files.gate,
+            on_finished=stopping.set,
         )
         traffic = TrafficMeter(swarm, keeper, ledger, machine.known)
         source = StatusSource(
@@ -155,7 +157,6 @@ class Agent:
             lambda i: priority_of(machine, i),
         )
         swarm.on_peer_connected(lambda peer: exchange.note_neighbour())
-        stopping = trio.Event()
         sampler = Sampler(run_dir, DENSE_MODULE, self.locations.log_dir / "sampler.log")
         verbs = make_verbs(source, ledger, policy, traffic, stopping.set, sampler)
         async with trio.open_nursery() as nursery:

@@ -19,9 +19,15 @@ from volunteer.policy.signals import OwnerPause
 log = logging.getLogger(__name__)
 
 
-class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+class _Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A program that does not know a field takes the file for a pause without an end."""
+
     until_unix_s: float | None
     """Seconds since 1970; None: until the owner resumes."""
+    after_round: int | None = None
+    """As in OwnerPause."""
+    at_latest_unix_s: float | None = None
+    """Seconds since 1970 of OwnerPause's instant."""
 
 
 def keep_pause(file: Path, pause: OwnerPause | None, now_s: float) -> None:
@@ -30,15 +36,19 @@ def keep_pause(file: Path, pause: OwnerPause | None, now_s: float) -> None:
     Args:
         file: where it is kept.
         pause: None: there is no pause any more.
-        now_s: the agent's clock, which `pause.until_s` is of.
+        now_s: the agent's clock, which the pause's instants are of.
     """
+    offset_s = time.time() - now_s
     try:
         if pause is None:
             file.unlink(missing_ok=True)
             return
-        left_s = None if pause.until_s is None else pause.until_s - now_s
-        until_unix_s = None if left_s is None else time.time() + left_s
-        replace_file(file, msgspec.json.encode(_Kept(until_unix_s=until_unix_s)))
+        kept = _Kept(
+            until_unix_s=_moved(pause.until_s, offset_s),
+            after_round=pause.after_round,
+            at_latest_unix_s=_moved(pause.at_latest_s, offset_s),
+        )
+        replace_file(file, msgspec.json.encode(kept))
     except (OSError, StorageFullError) as error:
         log.warning("the pause will not outlive a restart: %s", error)
 
@@ -55,7 +65,17 @@ def read_pause(file: Path, now_s: float) -> OwnerPause | None:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         log.warning("%s is not readable, so this machine rests: %s", file, error)
         return OwnerPause()
-    if kept.until_unix_s is None:
-        return OwnerPause()
-    left_s = kept.until_unix_s - time.time()
-    return OwnerPause(until_s=now_s + left_s) if left_s > 0 else None
+    offset_s = now_s - time.time()
+    until_s = _moved(kept.until_unix_s, offset_s)
+    if until_s is not None and until_s <= now_s:
+        return None
+    return OwnerPause(
+        until_s=until_s,
+        after_round=kept.after_round,
+        at_latest_s=_moved(kept.at_latest_unix_s, offset_s),
+    )
+
+
+def _moved(instant_s: float | None, offset_s: float) -> float | None:
+    """Return an instant of one clock as one of another."""
+    return None if instant_s is None else instant_s + offset_s

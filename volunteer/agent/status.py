@@ -199,6 +199,10 @@ class StatusSource:
             bytes_by_purpose=self.traffic.by_purpose(),
             protocol="{}.{}".format(*self.swarm.protocol),
             differing_peers=self._differing_peers(),
+            release=self.policy.release,
+            finishes_round=self.policy.word.finishes_round,
+            stops_then=self.policy.word.ends_agent,
+            network_held=self.policy.decision.network_reason,
             catch_up=_catch_up(self.driver.state_progress),
             alarm="" if machine.alarm is None else f"final {machine.alarm[0]} was contradicted",
         )

@@ -16,14 +16,19 @@ def _is_paused(signals: Signals, config: IdleConfig, now_s: float, was: bool) ->
     pause = signals.owner_pause
     if pause is None or (pause.until_s is not None and now_s >= pause.until_s):
         return False
+    if pause.at_latest_s is not None and now_s >= pause.at_latest_s:
+        return True
     return pause.after_round is None or signals.round_index >= pause.after_round
 
 
 def _pause_reason(signals: Signals, config: IdleConfig) -> str:
-    assert signals.owner_pause is not None
-    if signals.owner_pause.after_round is not None:
-        return f"finished as you said: round {signals.owner_pause.after_round} is done"
-    return "paused by you"
+    pause = signals.owner_pause
+    assert pause is not None
+    if pause.after_round is None:
+        return "paused by you"
+    if signals.round_index < pause.after_round:
+        return f"paused as you said: round {pause.after_round - 1} did not close in time"
+    return f"finished as you said: round {pause.after_round - 1} has closed"
 
 
 def _pause_ends_when(signals: Signals, config: IdleConfig) -> str:

@@ -19,6 +19,9 @@ class OwnerPause:
     """Instant on the agent's clock at which it ends by itself; None: only by `resume`."""
     after_round: int | None = None
     """It begins when the shared state has reached this height (`finish`); None: at once."""
+    at_latest_s: float | None = None
+    """Instant on the agent's clock at which a `finish` begins even where no round closes; None: it
+    waits for the round however long that takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

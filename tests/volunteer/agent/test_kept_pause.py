@@ -42,6 +42,22 @@ def test_a_timed_pause_ends_by_the_wall_clock(file: Path, monkeypatch: pytest.Mo
     assert read_pause(file, 3.0) is None
 
 
+def test_a_finish_is_kept_with_its_last_instant(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("volunteer.agent.kept_pause.time.time", lambda: 5e9)
+    keep_pause(file, OwnerPause(after_round=413, at_latest_s=NOW_S + 1800), NOW_S)
+    again = read_pause(file, 3.0)
+    assert again is not None
+    assert again.after_round == 413
+    assert again.at_latest_s == pytest.approx(1803.0)
+
+
+def test_a_file_of_the_first_version_is_read(file: Path) -> None:
+    file.write_bytes(b'{"until_unix_s":null}')
+    assert read_pause(file, NOW_S) == OwnerPause()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b'{"until_unix_s": "never"}', b"[" * 9999])
 def test_a_damaged_file_rests(file: Path, content: bytes) -> None:
     file.write_bytes(content)

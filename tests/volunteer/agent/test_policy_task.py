@@ -115,6 +115,7 @@ class World:
     """The sensors' twin: what they read is what the test says."""
 
     on_battery: bool | None = False
+    is_metered: bool = False
     free_bytes: int | None = 10**12
     idle_s: float = 10**6
     settings: Config = field(default_factory=Config)
@@ -137,6 +138,7 @@ class World:
         return Signals(
             disk_free_bytes=self.free_bytes,
             on_battery=self.on_battery,
+            is_metered=self.is_metered,
             input=InputReading(has_desktop=True, idle_s=self.idle_s, terminal_idle_s=10**6),
         )
 
@@ -439,6 +441,144 @@ def test_a_finish_is_taken_back_by_resume(world: World, tmp_path: Path) -> None:
         children.height += 1
         await wait(10)
         assert children.is_trainer_wanted
+
+    run(world, tmp_path, body)
+
+
+def test_a_finish_outlives_a_restart_before_the_round_has_closed(
+    world: World, tmp_path: Path
+) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        await policy.finish()
+        assert policy.word.finishes_round == 7
+
+    async def after(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        assert children.is_trainer_wanted
+        assert policy.word.finishes_round == 7
+        children.height = 8
+        await wait(4)
+        assert policy.is_paused_by_owner
+        assert not children.is_trainer_wanted
+
+    run(world, tmp_path, body)
+    run(world, tmp_path, after)
+
+
+def test_a_round_that_never_closes_is_left_in_the_end(world: World, tmp_path: Path) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        await policy.finish()
+        await wait(1790)
+        assert children.is_trainer_wanted
+        await wait(20)
+        assert not children.is_trainer_wanted
+        assert policy.decision.reason == "paused as you said: round 7 did not close in time"
+
+    run(world, tmp_path, body)
+
+
+def test_a_finish_that_the_owner_interrupts_is_a_pause(world: World, tmp_path: Path) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        await policy.finish()
+        world.idle_s = 0.1
+        world.notify()
+        await wait(3)
+        assert policy.decision.reason == "paused by you"
+        assert policy.word.finishes_round is None
+        world.idle_s = 10**6
+        await wait(1000)
+        assert not children.is_trainer_wanted, "not again at night"
+
+    run(world, tmp_path, body)
+
+
+def test_where_nothing_is_trained_there_is_nothing_to_finish(world: World, tmp_path: Path) -> None:
+    world.on_battery = True
+    ended: list[str] = []
+
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        policy.on_finished = lambda: ended.append("ended")
+        await wait(1)
+        await policy.finish()
+        assert policy.is_paused_by_owner
+        world.on_battery = False
+        await wait(100)
+        assert not children.is_trainer_wanted
+        await policy.finish(ends_agent=True)
+        assert ended == ["ended"]
+
+    run(world, tmp_path, body)
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_stopping_after_the_round_ends_the_agent_and_the_next_one_contributes(
+    world: World, tmp_path: Path, is_interrupted: bool
+) -> None:
+    ended: list[float] = []
+
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        policy.on_finished = lambda: ended.append(trio.current_time())
+        await wait(1)
+        await policy.finish(ends_agent=True)
+        await wait(100)
+        assert ended == []
+        assert policy.word.ends_agent
+        if is_interrupted:
+            world.idle_s = 0.1
+        else:
+            children.height += 1
+        await wait(4)
+        assert len(ended) == 1
+        assert not children.is_trainer_wanted
+        world.idle_s = 10**6
+        await wait(1000)
+        assert not children.is_trainer_wanted, "it has ended"
+        assert len(ended) == 1
+
+    async def after(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        assert children.is_trainer_wanted
+
+    run(world, tmp_path, body)
+    run(world, tmp_path, after)
+
+
+def test_resuming_takes_back_that_the_agent_ends(world: World, tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        policy.on_finished = lambda: ended.append("ended")
+        await wait(1)
+        await policy.finish(ends_agent=True)
+        await policy.resume()
+        await policy.finish()
+        children.height += 1
+        await wait(10)
+        assert policy.is_paused_by_owner
+        assert ended == []
+
+    run(world, tmp_path, body)
+
+
+def test_the_networks_hours_hold_its_bulk_while_the_owner_pauses_too(
+    world: World, tmp_path: Path
+) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        assert policy.gate.reason, "nobody has looked yet"
+        await wait(1)
+        assert policy.gate.reason == ""
+        await policy.pause(None)
+        assert policy.gate.reason == "", "what was trained can still be fetched by others"
+        world.is_metered = True
+        await wait(12)
+        assert policy.decision.reason == "paused by you"
+        assert policy.gate.reason == "the network connection is metered"
+        world.is_metered = False
+        await wait(61)
+        assert policy.gate.reason == ""
 
     run(world, tmp_path, body)
 

@@ -24,7 +24,7 @@ from volunteer.agent.status import StatusSource, format_left
 from volunteer.agent.trainer_service import TrainerView
 from volunteer.agent.verbs import MAX_CONTRIBUTIONS, MAX_HISTORY, MAX_PAUSE_S, make_verbs
 from volunteer.agent.wire import Heartbeat
-from volunteer.answers import ContributionPoint, PeerStatus, RoundPoint, Stats, Status
+from volunteer.answers import ContributionPoint, PeerStatus, Release, RoundPoint, Stats, Status
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import ControlError
 from volunteer.policy.idle import CONTRIBUTE, LOOKING, Decision
@@ -349,9 +349,21 @@ class Asked:
         self.calls.append(("contributions", run_id, module_id, limit))
         return ()
 
+    release: Release | None = None
+    is_running = True
+
+    async def finish(self, *, ends_agent: bool = False) -> None:
+        await trio.lowlevel.checkpoint()
+        self.calls.append(("finish", ends_agent))
+
     def call(self, verb: str, args: Mapping[str, Any]) -> object:
         policy = SimpleNamespace(
-            pause=self.pause, resume=self.resume, flush=lambda: self.calls.append(("count",))
+            pause=self.pause,
+            finish=self.finish,
+            resume=self.resume,
+            flush=lambda: self.calls.append(("count",)),
+            release=self.release,
+            is_running=self.is_running,
         )
         self.source.keeper = cast(
             "Any",
@@ -417,6 +429,27 @@ def test_pausing_takes_seconds_or_nothing(args: dict[str, Any], for_s: float | N
     asked = Asked()
     assert isinstance(asked.call("pause", args), Status)
     assert asked.calls == [("pause", for_s)]
+
+
+def test_finishing_waits_for_the_round_and_stops_at_once_where_there_is_none() -> None:
+    asked = Asked()
+    asked.call("pause", {"finish": True})
+    assert asked.call("stop", {"finish": True}) == {"stopping": False}
+    assert asked.calls == [("finish", False), ("finish", True)]
+    asked.calls.clear()
+    asked.is_running = False
+    assert asked.call("stop", {"finish": True}) == {"stopping": True}
+    assert asked.calls == [("stop",)]
+
+
+def test_a_pause_that_leaves_something_is_an_error_that_says_what() -> None:
+    asked = Asked()
+    asked.release = Release(
+        after_s=5.0, num_processes=2, gpu_freed_bytes=None, problem="process 7 cannot be ended"
+    )
+    with pytest.raises(ControlError, match="process 7 cannot be ended"):
+        asked.call("pause", {})
+    assert asked.calls == [("pause", None)]
 
 
 @pytest.mark.parametrize(

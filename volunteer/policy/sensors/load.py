@@ -122,9 +122,17 @@ class LoadSource:
 
 def own_processes(proc_dir: os.PathLike[str] | str = "/proc") -> frozenset[int]:
     """Return the ids of this process and of all that it started."""
-    root = os.getpid()
+    return family_of(os.getpid(), proc_dir)
+
+
+def family_of(root: int, proc_dir: os.PathLike[str] | str = "/proc") -> frozenset[int]:
+    """Return the ids of a process and of all that it started and is still there.
+
+    Raises:
+        psutil.NoSuchProcess: there is no such process, on systems that have no /proc.
+    """
     if not os.path.exists(f"{proc_dir}/{root}/task/{root}/children"):
-        return frozenset({root, *(p.pid for p in psutil.Process().children(recursive=True))})
+        return frozenset({root, *(p.pid for p in psutil.Process(root).children(recursive=True))})
     found, new = {root}, [root]
     while new:
         pid = new.pop()

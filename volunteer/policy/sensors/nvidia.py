@@ -13,7 +13,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -21,6 +21,7 @@ from volunteer.policy.sensors.watcher import SensorError
 from volunteer.policy.signals import GpuReading
 from volunteer.policy.veto import gb
 
+_T = TypeVar("_T")
 _Nvml = Any
 """The module pynvml, which has no types."""
 _Handle = Any
@@ -48,6 +49,17 @@ class _Use:
     celsius: float | None
     holders: dict[int, int]
     """Process id -> bytes, of others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """Who holds the memory of one GPU."""
+
+    uuid: str
+    free_bytes: int | None
+    """None: this GPU does not tell."""
+    holders: dict[int, int]
+    """Process id -> bytes, ours too; in containers those of the machine around, or none."""
 
 
 class NvidiaSource:
@@ -80,6 +92,17 @@ class NvidiaSource:
 
     def read(self) -> GpuReading:
         """Return the worst of all GPUs in each respect."""
+        uses = self._ask(self._use)
+        if not uses:
+            raise SensorError("none of the GPUs in `gpus` is here (`nvidia-smi -L` lists them)")
+        return _worst(uses)
+
+    def _ask(self, question: Callable[[_Handle], _T]) -> list[_T]:
+        """Ask about each GPU that is looked at.
+
+        Raises:
+            SensorError: the driver does not answer.
+        """
         if self._nvml is None:
             import pynvml
 
@@ -89,13 +112,29 @@ class NvidiaSource:
             if not self._has_begun:
                 nvml.nvmlInit()
                 self._has_begun = True
-            uses = [self._use(handle) for handle in self._handles()]
+            return [question(handle) for handle in self._handles()]
         except nvml.NVMLError as error:
             self.close()
             raise SensorError(_said(error)) from error
-        if not uses:
-            raise SensorError("none of the GPUs in `gpus` is here (`nvidia-smi -L` lists them)")
-        return _worst(uses)
+
+    def _memory(self, handle: _Handle) -> GpuMemory:
+        return GpuMemory(
+            uuid=_text(self._nvml.nvmlDeviceGetUUID(handle)),
+            free_bytes=self._free_bytes(handle),
+            holders=self._holders(handle),
+        )
+
+    def _free_bytes(self, handle: _Handle) -> int | None:
+        free: int | None = self._try(lambda: int(self._nvml.nvmlDeviceGetMemoryInfo(handle).free))
+        return free
+
+    def memory(self) -> list[GpuMemory]:
+        """Return who holds the memory of each GPU now.
+
+        Raises:
+            SensorError: the driver does not answer.
+        """
+        return self._ask(self._memory)
 
     def close(self) -> None:
         """Let go of the library, so that a driver that was replaced is found anew."""
@@ -119,7 +158,7 @@ class NvidiaSource:
         holders = self._holders(handle)
         own_bytes = [size for pid, size in holders.items() if pid in ours]
         is_told_apart = bool(own_bytes) or not is_training
-        free = self._try(lambda: int(self._nvml.nvmlDeviceGetMemoryInfo(handle).free))
+        free = self._free_bytes(handle)
         return _Use(
             others_fraction=self._others_fraction(handle, ours, bool(own_bytes))
             if is_told_apart
@@ -194,11 +233,12 @@ def _worst(uses: Sequence[_Use]) -> GpuReading:
         others_fraction=max(known([use.others_fraction for use in uses]), default=None),
         free_bytes=min(known([use.free_bytes for use in uses]), default=None),
         temperature_celsius=max(known([use.celsius for use in uses]), default=None),
-        others=tuple(_described(pid, size) for pid, size in ranked),
+        others=tuple(described(pid, size) for pid, size in ranked),
     )
 
 
-def _described(pid: int, size: int) -> str:
+def described(pid: int, size: int) -> str:
+    """Return a program that holds `size` bytes as `blender (3.1 GB)`."""
     try:
         name = psutil.Process(pid).name()
     except psutil.Error:  # of another user, or of the machine around this container
