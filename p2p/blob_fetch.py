@@ -42,6 +42,7 @@ from p2p.speed import Speed
 from p2p.swarm_types import DownloadView, Tally
 
 WINDOW: Final = 4  # chunks asked for ahead from one peer: 4 MiB hide 0.1 s at 40 MB/s
+AHEAD_BYTES: Final = 1 << 20  # let through at once; it grows from there, as the line allows
 MAX_PROVIDERS: Final = 8  # asked at once
 REASK_EVERY_S: Final = 0.5  # how often providers() is asked while waiting
 STREAM_TIMEOUT_S: Final = 10.0
@@ -230,6 +231,7 @@ class _Download:
         host = await self._connect(peer_id)
         async with host.open_stream(peer_id, BLOB_PROTOCOL, timeout_s=STREAM_TIMEOUT_S) as stream:
             client = BlobClient(stream, self.blob_id, self._note_bytes)
+            await client.expect(AHEAD_BYTES)
             if self._partial is None:
                 await self._fetch_manifest(client)
             await self._fetch_chunks(peer_id, client)
@@ -292,7 +294,7 @@ class _Download:
         with trio.move_on_after(SECOND_ASK_AFTER_S / 2):
             await self._changed.wait()
 
-    async def _keep(self, partial: PartialBlob, index: int, chunk: bytes) -> None:
+    async def _keep(self, partial: PartialBlob, index: int, chunk: bytearray) -> None:
         self._tally.received[self.terms.purpose] += len(chunk)
         async with self._disk:
             if index in partial.missing:

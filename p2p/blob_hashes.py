@@ -30,7 +30,7 @@ def is_blob_id(text: str) -> bool:
     return len(text) == BLOB_ID_CHARS and _HEX.issuperset(text)
 
 
-def chunk_hash(chunk: bytes | memoryview) -> bytes:
+def chunk_hash(chunk: bytes | bytearray | memoryview) -> bytes:
     """Hash one chunk: blake3, 32 bytes."""
     return blake3(chunk).digest()
 

@@ -7,7 +7,7 @@ order. An answer is written in pieces, each when the flow lets it (p2p/flow.py).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
 import trio
@@ -20,22 +20,23 @@ from p2p.errors import (
     BlobUnavailableError,
     FramingError,
     RequestRefusedError,
+    StreamEndedError,
 )
 from p2p.flow import Flow, Priority
 from p2p.framing import (
     BLOB_REQUEST_BYTES,
     HASH_BYTES,
+    LENGTH,
     BlobOp,
     BlobRequest,
     Status,
     encode_blob_request,
-    encode_frame,
     encode_manifest,
     encode_refusal,
     parse_blob_request,
+    parse_length,
     parse_manifest,
     read_exactly,
-    read_frame,
     read_reason,
     read_status,
 )
@@ -127,18 +128,20 @@ class BlobServer:
         priority = self._priority_of(request.blob_id)
         async with self._turn(stream.peer_id, priority) as is_ours:
             if is_ours:
-                await self._write(await self._encode_answer(request), priority, stream)
+                head, payload = await self._answer_to(request)
+                await self._write(head, payload, priority, stream)
                 return
         with trio.fail_after(WRITE_DEADLINE_S):
             await stream.write(_BUSY)
 
-    async def _write(self, answer: bytes, priority: Priority, stream: PeerStream) -> None:
+    async def _write(
+        self, head: bytes, payload: bytes, priority: Priority, stream: PeerStream
+    ) -> None:
         """Write an answer piece by piece; a reader that is too slow is given up."""
-        view, left_s = memoryview(answer), WRITE_DEADLINE_S
+        left_s = WRITE_DEADLINE_S
         is_free = priority is Priority.URGENT and not self._flow.upload.bytes_per_s
         piece_bytes = BATCH_BYTES if is_free else WRITE_BYTES
-        for start in range(0, len(view), piece_bytes):
-            piece = view[start : start + piece_bytes]
+        for piece in _pieces(head, payload, piece_bytes):
             await self._flow.wait_to_send(len(piece), priority)
             begun_at = trio.current_time()
             with trio.fail_after(left_s):
@@ -167,13 +170,14 @@ class BlobServer:
             if not of_peer.num_users:
                 del self._peers[peer_id]
 
-    async def _encode_answer(self, request: BlobRequest) -> bytes:
+    async def _answer_to(self, request: BlobRequest) -> tuple[bytes, bytes]:
+        """Return the beginning of the answer, and what follows it."""
         payload = await self._payload_of(request)
         if payload is None:
             self._tally.refused_requests += 1
-            return encode_refusal(Status.REFUSED, "that blob is not served here")
+            return encode_refusal(Status.REFUSED, "that blob is not served here"), b""
         self._tally.sent[self._purpose_of(request.blob_id)] += len(payload)
-        return bytes([Status.OK]) + encode_frame(payload)
+        return bytes([Status.OK]) + LENGTH.pack(len(payload)), payload
 
     async def _payload_of(self, request: BlobRequest) -> bytes | None:
         store = self._store
@@ -184,6 +188,15 @@ class BlobServer:
             return await trio.to_thread.run_sync(_read, store, request, limiter=self._disk)
         except (BlobUnavailableError, BlobCorruptError):
             return None
+
+
+def _pieces(head: bytes, payload: bytes, piece_bytes: int) -> Iterator[bytes | memoryview]:
+    """Cut `head` and `payload` into pieces; only the first is copied."""
+    view = memoryview(payload)
+    first = piece_bytes - len(head)
+    yield head + view[:first]
+    for start in range(first, len(view), piece_bytes):
+        yield view[start : start + piece_bytes]
 
 
 def _read(store: BlobStore, request: BlobRequest) -> bytes:
@@ -207,15 +220,20 @@ class BlobClient:
         with trio.fail_after(STALL_S):
             await self._stream.write(encode_blob_request(request))
 
+    async def expect(self, num_bytes: int) -> None:
+        """Have so many bytes of answers sent ahead of our reading them."""
+        with trio.fail_after(STALL_S):
+            await self._stream.widen(num_bytes)
+
     async def read_manifest(self, max_bytes: int) -> tuple[int, tuple[bytes, ...]]:
         """Read the answer to a manifest request: size in bytes and hashes, not yet checked."""
-        return parse_manifest(await self._read_answer(max_manifest_bytes(max_bytes)))
+        return parse_manifest(bytes(await self._read_answer(max_manifest_bytes(max_bytes))))
 
-    async def read_chunk(self, size_bytes: int, chunk_index: int) -> bytes:
+    async def read_chunk(self, size_bytes: int, chunk_index: int) -> bytearray:
         """Read the answer to a chunk request of a blob of `size_bytes`, not yet checked."""
         return await self._read_answer(chunk_size_bytes(size_bytes, chunk_index))
 
-    async def _read_answer(self, max_bytes: int) -> bytes:
+    async def _read_answer(self, max_bytes: int) -> bytearray:
         """Read one answer.
 
         Raises:
@@ -229,7 +247,23 @@ class BlobClient:
             raise BlobNotServedError(await read_reason(self._read_some))
         if status is not Status.OK:
             raise RequestRefusedError(await read_reason(self._read_some))
-        return await read_frame(self._read_some, max_bytes=max_bytes)
+        header = await read_exactly(self._read_some, LENGTH.size)
+        answer = bytearray(parse_length(header, max_bytes=max_bytes))
+        await self._fill(memoryview(answer))
+        return answer
+
+    async def _fill(self, left: memoryview) -> None:
+        """Read as many bytes as there is room for; none of them is copied twice."""
+        total = len(left)
+        while left:
+            with trio.fail_after(STALL_S):
+                num_bytes = await self._stream.read_into(left)
+            if not num_bytes:
+                raise StreamEndedError(
+                    f"the stream ended after {total - len(left)} of {total} bytes"
+                )
+            self._on_bytes(num_bytes)
+            left = left[num_bytes:]
 
     async def _read_some(self, num_bytes: int) -> bytes:
         with trio.fail_after(STALL_S):

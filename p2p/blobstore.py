@@ -271,7 +271,9 @@ class BlobStore:
         stored = self._read_hashes(blob_id)
         return None if stored is None else self.open_partial(blob_id, *stored)
 
-    def write_partial_chunk(self, partial: PartialBlob, index: int, chunk: bytes) -> None:
+    def write_partial_chunk(
+        self, partial: PartialBlob, index: int, chunk: bytes | bytearray
+    ) -> None:
         """Verify and write one chunk.
 
         Raises:

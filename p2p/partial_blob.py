@@ -56,7 +56,7 @@ class PartialBlob:
         chunk = os.read(self._descriptor, chunk_size_bytes(self.size_bytes, index))
         return chunk_hash(chunk) == self.hashes[index]
 
-    def write_chunk(self, index: int, chunk: bytes) -> None:
+    def write_chunk(self, index: int, chunk: bytes | bytearray) -> None:
         """Verify one chunk and write it.
 
         Raises:

@@ -10,12 +10,16 @@ import trio
 from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.stream.exceptions import StreamEOF
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import TYPE_DATA, YAMUX_HEADER_FORMAT
 
+from p2p import stream_window
 from p2p.errors import PeerUnreachableError, RequestRefusedError
 
 WRITE_BYTES: Final = 65_507  # one yamux frame that is one noise message: 122 MB/s instead of 93
 BATCH_BYTES: Final = 4 * WRITE_BYTES  # frames written at once: a quarter of the sender's CPU less
+WHOLE_FRAME_S: Final = 1.0  # so long a small window may stay small before small frames are sent
+READER_DEADLINE_S: Final = 5.0  # of a peer that reads nothing
 
 _DATA_HEADER: Final = struct.Struct(YAMUX_HEADER_FORMAT)
 
@@ -50,6 +54,44 @@ class PeerStream:
             RequestRefusedError: The peer reset the stream.
             PeerUnreachableError: The connection broke.
         """
+        data = bytearray(min(num_bytes, self._num_waiting()))
+        if data:
+            await self._take_waiting(data)
+            return bytes(data)
+        return await self._read_stock(num_bytes)
+
+    async def read_into(self, view: memoryview) -> int:
+        """Read 1 to `len(view)` bytes into `view`; 0 at the end. Otherwise as `read_some`."""
+        num_bytes = min(len(view), self._num_waiting())
+        if num_bytes:
+            await self._take_waiting(view[:num_bytes])
+            return num_bytes
+        data = await self._read_stock(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def _num_waiting(self) -> int:
+        """Count what has come, of a stream that is open: about others libp2p knows best."""
+        stream = self._stream.muxed_stream
+        if stream.closed or stream.recv_closed or stream.reset_received:
+            return 0
+        return len(stream.conn.stream_buffers.get(stream.stream_id, b""))
+
+    async def _take_waiting(self, target: bytearray | memoryview) -> None:
+        """Move what has come into `target`, without the waits and copies of stock code."""
+        stream = self._stream.muxed_stream
+        buffer = stream.conn.stream_buffers[stream.stream_id]
+        num_bytes = len(target)
+        with memoryview(buffer) as view:
+            target[:] = view[:num_bytes]
+        del buffer[:num_bytes]
+        try:
+            await stream_window.tell_window(stream, bytes_read=num_bytes)
+            await trio.lowlevel.checkpoint()
+        except BROKEN as error:
+            raise self.broken() from error
+
+    async def _read_stock(self, num_bytes: int) -> bytes:
         try:
             data: bytes = await self._stream.read(num_bytes)
         except StreamEOF as error:
@@ -73,12 +115,35 @@ class PeerStream:
         left = memoryview(data)
         try:
             while left:
+                await self._wait_window(len(left))
                 num_bytes = await self._write_batch(left[:BATCH_BYTES])
                 if not num_bytes:
                     piece = bytes(left[:WRITE_BYTES])
                     await self._stream.write(piece)
                     num_bytes = len(piece)
                 left = left[num_bytes:]
+        except BROKEN as error:
+            raise self.broken() from error
+
+    async def _wait_window(self, num_bytes: int) -> None:
+        """Wait for room: for a whole frame a while, for some of it as long as libp2p would.
+
+        Raises:
+            MuxedStreamError: The peer does not read.
+        """
+        stream = self._stream.muxed_stream
+        wanted = min(num_bytes, WRITE_BYTES)
+        if stream.send_window >= wanted:
+            return
+        await stream_window.wait_window(stream, wanted, WHOLE_FRAME_S)
+        await stream_window.wait_window(stream, 1, READER_DEADLINE_S)
+        if not (stream.send_window or stream.closed or stream.send_closed):
+            raise MuxedStreamError(f"the peer has read nothing for {READER_DEADLINE_S:g} s")
+
+    async def widen(self, num_bytes: int) -> None:
+        """Have the peer send `num_bytes` ahead, without waiting until we have read them."""
+        try:
+            await stream_window.widen(self._stream.muxed_stream, num_bytes)
         except BROKEN as error:
             raise self.broken() from error
 

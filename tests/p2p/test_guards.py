@@ -10,7 +10,7 @@ import libp2p
 import pytest
 import trio
 
-from p2p import guards
+from p2p import guarded_yamux, guards
 from p2p.contain import contain
 from p2p.errors import P2PError, RequestRefusedError, UnsupportedLibp2pError
 from p2p.identity import Identity
@@ -159,8 +159,8 @@ async def test_a_peer_that_floods_loses_its_connection_alone() -> None:
         host_of(one).set_handler("/test/never/1", never_read)
         await until(lambda: is_connected(stranger, one))
         with pytest.raises(P2PError):
-            await flood(stranger, one.peer_id, 4 * guards.MAX_UNREAD_BYTES)
-        assert stranger.statistics().wire_sent_bytes < 2 * guards.MAX_UNREAD_BYTES
+            await flood(stranger, one.peer_id, 4 * guarded_yamux.MAX_UNREAD_BYTES)
+        assert stranger.statistics().wire_sent_bytes < 2 * guarded_yamux.MAX_UNREAD_BYTES
         release.set()
         await assert_serving(one)
 

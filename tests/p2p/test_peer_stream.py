@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 from libp2p.stream_muxer.yamux.yamux import YAMUX_HEADER_FORMAT
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+from p2p import stream_window
+from p2p.errors import RequestRefusedError
 from p2p.peer_stream import BATCH_BYTES, WRITE_BYTES, PeerStream
 
 HEADER = struct.Struct(YAMUX_HEADER_FORMAT)
@@ -46,6 +50,8 @@ class FakeStream:
         self.conn = FakeConnection()
         self.send_window = window
         self.muxed_stream = self
+        self.window_opened: trio.Event | None = None
+        self.muxed_conn = SimpleNamespace(event_shutting_down=trio.Event())
         self.plain_writes: list[int] = []
 
     async def write(self, data: bytes) -> None:
@@ -61,7 +67,7 @@ def written(window: int, num_bytes: int, **facts: Any) -> FakeStream:
     for name, value in facts.items():
         setattr(stream, name, value)
     content = bytes(i % 251 for i in range(num_bytes))
-    trio.run(PeerStream(stream, "peer").write, content)
+    trio.run(PeerStream(stream, "peer").write, content, clock=MockClock(autojump_threshold=0))
     assert stream.conn.content == content
     return stream
 
@@ -73,7 +79,32 @@ def test_what_fits_the_window_goes_in_batches_of_whole_frames() -> None:
     assert stream.send_window == (16 << 20) - (BATCH_BYTES + 2 * WRITE_BYTES + 5)
 
 
-@pytest.mark.parametrize("window", [0, 1, WRITE_BYTES, 2 * WRITE_BYTES - 1])
+def test_who_waits_for_room_is_woken_up_and_writes_whole_frames() -> None:
+    stream = FakeStream(1)
+    content = bytes(2 * WRITE_BYTES)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(PeerStream(stream, "peer").write, content)
+            await wait_all_tasks_blocked()
+            assert stream.conn.content == b""
+            stream.send_window += len(content)
+            stream_window.note_opened(stream)
+
+    with_no_time_passing = MockClock()
+    trio.run(main, clock=with_no_time_passing)
+    assert stream.conn.writes == [[WRITE_BYTES, WRITE_BYTES]]
+
+
+def test_a_peer_that_reads_nothing_is_given_up() -> None:
+    stream = FakeStream(0)
+    clock = MockClock(autojump_threshold=0)
+    with pytest.raises(RequestRefusedError):
+        trio.run(PeerStream(stream, "peer").write, b"1", clock=clock)
+    assert stream.conn.content == b""
+
+
+@pytest.mark.parametrize("window", [1, WRITE_BYTES, 2 * WRITE_BYTES - 1])
 def test_without_room_for_two_frames_libp2p_waits(window: int) -> None:
     stream = written(window, 3 * WRITE_BYTES)
     assert stream.plain_writes == [WRITE_BYTES]

@@ -9,8 +9,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from p2p import guards, stream_window
-from p2p.guards import GuardedYamux
+from p2p import guarded_yamux, stream_window
+from p2p.guarded_yamux import GuardedYamux
 from p2p.stream_window import MIN_TOLD_BYTES, tell_window
 from p2p.swarm import Swarm
 from tests.p2p.support import Listener, publish_until_heard, swarm, trio_test, until
@@ -30,7 +30,7 @@ def test_a_reader_tells_of_many_bytes_at_once(monkeypatch: pytest.MonkeyPatch) -
         told.append(bytes_read)
 
     monkeypatch.setattr(stream_window, "_stock", stock)
-    stream = cast("Any", SimpleNamespace())
+    stream = cast("Any", SimpleNamespace(target_recv_window=256 << 10))
 
     async def main() -> None:
         for num_bytes in (1, 1, 500, MIN_TOLD_BYTES - 503):
@@ -86,7 +86,7 @@ class Connection:
 def test_only_a_silent_end_is_asked_and_a_talking_one_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guards, "tcp_stream_of", lambda connection: connection)
+    monkeypatch.setattr(guarded_yamux, "tcp_stream_of", lambda connection: connection)
 
     async def main() -> None:
         for _ in range(20):
@@ -96,7 +96,7 @@ def test_only_a_silent_end_is_asked_and_a_talking_one_seldom(
             talking = Connection()
             nursery.start_soon(talking.hear_every, 0.9 * PERIOD_S)
             waited_s = await talking.silent_s()
-            assert waited_s == pytest.approx(guards.PINGS_SKIPPED * PERIOD_S)
+            assert waited_s == pytest.approx(guarded_yamux.PINGS_SKIPPED * PERIOD_S)
             nursery.cancel_scope.cancel()
         ending = Connection()
         ending.event_shutting_down.set()
