@@ -19,6 +19,8 @@ from typing import Final
 
 import trio
 
+from p2p.allowance import Allowance
+
 BURST_S: Final = 0.25  # of the rate: what may go at once after a silence
 QUIET_S: Final = 1.0  # without an urgent byte: bulk need not yield; 64 KiB at 64 KiB/s
 BULK_SHARE: Final = 0.1  # of the urgent bytes, while those move
@@ -125,8 +127,17 @@ class Yielding:
 class Flow:
     """The bytes of one swarm."""
 
-    def __init__(self, upload_bytes_per_s: int, download_bytes_per_s: int) -> None:
-        """Limit all connections together; 0: no limit."""
+    def __init__(
+        self,
+        upload_bytes_per_s: int,
+        download_bytes_per_s: int,
+        allowance: Allowance | None = None,
+    ) -> None:
+        """Limit all connections together; 0: no limit. What crosses is taken from `allowance`."""
+        self.allowance = allowance or Allowance()
+        self.num_bytes_written = 0
+        """By all sockets that there were."""
+        self.num_bytes_read = 0
         self.upload = RateLimit(upload_bytes_per_s)
         self.download = RateLimit(download_bytes_per_s)
         self._sending = Yielding()
@@ -139,10 +150,14 @@ class Flow:
     def note_written(self, num_bytes: int) -> None:
         """A socket has taken so many bytes."""
         self.upload.count(num_bytes, trio.current_time())
+        self.num_bytes_written += num_bytes
+        self.allowance.take(num_bytes)
 
     def note_read(self, num_bytes: int) -> None:
         """A socket has given so many bytes."""
         self.download.count(num_bytes, trio.current_time())
+        self.num_bytes_read += num_bytes
+        self.allowance.take(num_bytes)
 
     async def wait_to_read(self) -> None:
         """Wait until the limit of downloads lets a socket be read."""

@@ -189,19 +189,11 @@ class Host:
 
     def _on_disconnected(self, conn: INetConn) -> None:
         peer = conn.muxed_conn.peer_id
-        socket = tcp_stream_of(conn.muxed_conn)
         if self._opened_at.pop(id(conn), None) is None:
             return  # it was never announced
-        self._tally.retired_wire_sent += socket.num_bytes_sent
-        self._tally.retired_wire_received += socket.num_bytes_received
         if str(peer) in self._known and not self.is_connected(str(peer)):
             self._known.discard(str(peer))
             self._events.peer_lost(str(peer))
-
-    def wire_bytes(self) -> tuple[int, int]:
-        """Count the bytes written to and read from the sockets that are open now."""
-        sockets = [tcp_stream_of(conn.muxed_conn) for conn in self._network.get_connections()]
-        return sum(s.num_bytes_sent for s in sockets), sum(s.num_bytes_received for s in sockets)
 
     # -- streams
 

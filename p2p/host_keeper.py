@@ -2,6 +2,7 @@
 
 When something in libp2p raises all the same (LIBP2P.md, fault 11), the host ends, and after a pause
 that doubles the next one takes its place; callers see peers lost and found again, nothing else.
+Where no byte may go any more, the host ends as well, and the next one comes when some may.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from p2p.addresses import Address, expand_wildcard
+from p2p.allowance import Allowance
 from p2p.contain import contain
 from p2p.errors import first_own_error
 from p2p.host import Host, HostEvents, open_host
@@ -33,9 +35,15 @@ class HostKeeper:
     """Runs one host after another."""
 
     def __init__(
-        self, identity: Identity, config: SwarmConfig, listen: Sequence[Address], tally: Tally
+        self,
+        identity: Identity,
+        config: SwarmConfig,
+        listen: Sequence[Address],
+        tally: Tally,
+        allowance: Allowance,
     ) -> None:
         self._identity = identity
+        self._allowance = allowance
         self._config = config
         self._wanted = tuple(listen)
         self._tally = tally
@@ -47,6 +55,8 @@ class HostKeeper:
 
     def addresses(self) -> list[Address]:
         """List where we listen, with /p2p/; for wildcards, what the interfaces have now."""
+        if not self._allowance.is_open:
+            return []
         return [
             Address(address.family, address.host, address.port, self._own_peer_id)
             for bound in self.listen
@@ -81,12 +91,17 @@ class HostKeeper:
                 task_status.started()
             was_up = True
 
+        if not self._allowance.is_open:
+            when_up()  # nobody waits for a host that may not be
         while True:
+            await self._allowance.wait_open()
             started_at = trio.current_time()
             with contain(
                 "host", level=logging.ERROR if was_up else logging.DEBUG, is_quiet=False
             ) as outcome:
                 await self._run_one(events, attach, when_up, when_down)
+            if outcome.error is None:
+                continue  # no byte may go any more
             if not was_up:
                 raise first_own_error(outcome.error)
             self._tally.host_restarts += 1
@@ -102,7 +117,7 @@ class HostKeeper:
         when_up: Callable[[], None],
         when_down: Callable[[], None],
     ) -> None:
-        """Run a host until it dies."""
+        """Run a host until it dies, or may no longer send and receive."""
         try:
             async with (
                 open_host(
@@ -114,7 +129,8 @@ class HostKeeper:
                 self.host = host
                 await attach(host, nursery)
                 when_up()
-                await trio.sleep_forever()
+                await self._allowance.wait_closed()
+                nursery.cancel_scope.cancel()
         finally:
             self.host = None
             when_down()

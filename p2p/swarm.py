@@ -18,6 +18,7 @@ import trio
 
 from p2p.address_scope import scope_of
 from p2p.addresses import AddressBook, parse_address, parse_peer_address
+from p2p.allowance import Allowance
 from p2p.blob_exchange import BlobExchange
 from p2p.contain import call_all
 from p2p.dialer import Dialer
@@ -61,14 +62,15 @@ class Swarm(BlobExchange):
         if config.preferred_port is not None and not 1 <= config.preferred_port <= 65535:
             raise AddressError(f"{config.preferred_port} is no port")
         listen = [parse_address(text) for text in config.listen]
-        self._keeper = HostKeeper(identity, config, listen, self._tally)
+        self._allowance = Allowance(config.allowance_bytes)
+        self._keeper = HostKeeper(identity, config, listen, self._tally, self._allowance)
         self._refusals = Refusals(self.peer_id, config, self._tally, self._end_dealings)
         self._book = AddressBook(self.peer_id)
         for text in config.bootstrap:
             self._book.trust(parse_peer_address(text))
         self._gossip = Gossip(self.peer_id, self._tally, self._refusals.note_misdeed)
         self._requests = Requests(self._tally)
-        flow = Flow(config.upload_bytes_per_s, config.download_bytes_per_s)
+        flow = Flow(config.upload_bytes_per_s, config.download_bytes_per_s, self._allowance)
         self._hellos = Hellos(
             config,
             requests=self._requests,
@@ -291,11 +293,25 @@ class Swarm(BlobExchange):
 
     # -- the inside
 
+    @property
+    def is_online(self) -> bool:
+        """Whether any byte may go; else there are no connections, and nobody is accepted."""
+        return self._allowance.is_open
+
+    def allow(self, num_bytes: int | None) -> None:
+        """Let so many bytes cross the sockets from now on, both directions together.
+
+        Args:
+            num_bytes: None: any number. 0: none; all connections end at once, and so they do when
+                the last byte has gone. With more of them the swarm comes back, on the same port.
+        """
+        self._allowance.set(num_bytes)
+
     def statistics(self) -> SwarmStatistics:
         """Count what has happened so far."""
         host = self._host
         return self._tally.statistics(
-            wire_bytes=(0, 0) if host is None else host.wire_bytes(),
+            wire_bytes=(self._flow.num_bytes_written, self._flow.num_bytes_read),
             num_peers=len(self.peers()),
             num_connections=0 if host is None else host.num_connections(),
             num_known_peers=len(self._book.peers()),

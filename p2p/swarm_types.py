@@ -91,6 +91,9 @@ class SwarmConfig:
     wait for it: blobs, of which nearly all bytes are, make up for them."""
     download_bytes_per_s: int = 0
     """The same for what is received."""
+    allowance_bytes: int | None = None
+    """How many bytes may cross the sockets before the swarm goes offline (`Swarm.allow`); None: any
+    number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +204,6 @@ class Tally:
     misdeeds: int = 0
     found: Counter[str] = field(default_factory=Counter)
     dialled_us: Counter[str] = field(default_factory=Counter)
-    retired_wire_sent: int = 0
-    """Bytes of connections that are closed."""
-    retired_wire_received: int = 0
 
     def statistics(
         self,
@@ -218,7 +218,7 @@ class Tally:
         """Put the counters together with what is so now (fields: SwarmStatistics).
 
         Args:
-            wire_bytes: Written to and read from the sockets that are open.
+            wire_bytes: Written to and read from all sockets that there were.
             num_peers: Connected.
             num_connections: Open.
             num_known_peers: With an address.
@@ -228,8 +228,8 @@ class Tally:
         return SwarmStatistics(
             sent_bytes_by_purpose=dict(self.sent),
             received_bytes_by_purpose=dict(self.received),
-            wire_sent_bytes=self.retired_wire_sent + wire_bytes[0],
-            wire_received_bytes=self.retired_wire_received + wire_bytes[1],
+            wire_sent_bytes=wire_bytes[0],
+            wire_received_bytes=wire_bytes[1],
             num_peers=num_peers,
             num_connections=num_connections,
             num_known_peers=num_known_peers,
