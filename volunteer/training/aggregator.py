@@ -58,8 +58,8 @@ from volunteer.training.child_process import (
     claim_stdout,
     end_with_parent,
     keep_freed_memory,
-    lower_priority,
     read_lines,
+    yield_to_all_sessions,
 )
 from volunteer.training.compression import EncodedGradient
 from volunteer.training.contribution_blob import (
@@ -237,7 +237,7 @@ def _yield_to_everyone() -> None:
     Not SCHED_IDLE: next to a trainer on all cores it would get 3 % of one, and be too late for
     every round.
     """
-    lower_priority(_NICENESS)
+    yield_to_all_sessions(_NICENESS)
     process = psutil.Process()
     try:
         if sys.platform == "win32":

@@ -18,7 +18,9 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, Generic, TypeVar
 
@@ -33,13 +35,41 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BYTES = 32 << 20
 _KEPT_BLOCK_BYTES = 8 << 20  # a slice in fp64 has 2 MiB; larger blocks go back when freed
 
+_AUTOGROUP = Path("/proc/self/autogroup")
+_AUTOGROUP_TRIES, _AUTOGROUP_PAUSE_S = 20, 0.11
+
 _log = logging.getLogger(__name__)
 
 
 def lower_priority(niceness: int) -> None:
-    """Let everything else on the machine go first."""
+    """Let everything else in this session go first."""
     if hasattr(os, "nice"):
         os.nice(niceness)
+
+
+def yield_to_all_sessions(niceness: int) -> None:
+    """Let everything else on the machine go first, in a session of our own.
+
+    Linux shares the CPU among sessions before it looks at niceness (autogroup, sched(7)): a trainer
+    of niceness 15 took half of it from whatever the owner ran in another session. A session has a
+    niceness too, which it may raise. Where sessions are not scheduled, there is no such file.
+    """
+    lower_priority(niceness)
+    if not hasattr(os, "setsid"):
+        return
+    with contextlib.suppress(PermissionError):  # it leads its session already
+        os.setsid()
+    for _ in range(_AUTOGROUP_TRIES):
+        try:
+            _AUTOGROUP.write_text(f"{niceness}\n", encoding="ascii")
+        except BlockingIOError:  # the kernel takes ten of these a second, of all processes
+            time.sleep(_AUTOGROUP_PAUSE_S)  # noqa: TID251 -- nothing tells when it would
+        except OSError as error:
+            _log.debug("the session's priority is as it was reason=%s", error)
+            return
+        else:
+            return
+    _log.warning("the session's priority is as it was reason=the kernel refused for now")
 
 
 def keep_freed_memory() -> None:

@@ -46,7 +46,7 @@ from volunteer.training.child_process import (
     claim_stdout,
     end_with_parent,
     keep_freed_memory,
-    lower_priority,
+    yield_to_all_sessions,
 )
 
 NICENESS = 10
@@ -59,7 +59,7 @@ def main() -> int:
     """Run the process; return its exit status: 0 stopped as asked, 1 failed."""
     arguments = _parse_arguments()
     set_up_log(arguments.log_file)
-    lower_priority(NICENESS)
+    yield_to_all_sessions(NICENESS)
     keep_freed_memory()
     inbox: Inbox[TrainerCommand] = Inbox(trainer_command_decoder, StopTrainer())
     writer = EventWriter(claim_stdout(), on_closed=inbox.request_stop)

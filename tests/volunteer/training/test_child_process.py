@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +83,37 @@ def test_a_reader_that_went_away_asks_for_a_stop_once() -> None:
     writer.emit(SaveSnapshot())
     writer.emit(SaveSnapshot())
     assert asked == [True]
+
+
+# ---------------------------------------------------------------------------- priority
+
+SHOW_PRIORITY = """
+import os
+from pathlib import Path
+from volunteer.training.child_process import yield_to_all_sessions
+yield_to_all_sessions(7)
+yield_to_all_sessions(2)
+file = Path("/proc/self/autogroup")
+session = file.read_text() if file.exists() else "none"
+print(os.getsid(0) == os.getpid(), os.nice(0), session)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "setsid"), reason="sessions are a matter of POSIX")
+def test_a_child_yields_to_other_sessions_too() -> None:
+    """Niceness counts within a session alone where Linux shares the CPU among sessions."""
+    shown = subprocess.run(
+        [sys.executable, "-c", SHOW_PRIORITY],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.split()
+    is_leader, niceness, *session = shown
+    assert is_leader == "True"
+    assert int(niceness) == os.nice(0) + 9
+    if Path("/proc/self/autogroup").exists():
+        assert session[1:] == ["nice", "2"]
+    else:
+        assert session == ["none"]
