@@ -18,7 +18,7 @@ from textual.screen import Screen
 
 from tui import view_state
 from tui.feed import AgentFeed
-from tui.screens.dialogs import PAUSE_FOREVER, HelpDialog, PauseDialog, StopDialog
+from tui.screens.dialogs import PAUSES, HelpDialog, PauseDialog, StopDialog
 from tui.screens.main import MainScreen
 from tui.view_state import Link, Snapshot
 from tui.wording import clean
@@ -48,6 +48,7 @@ class AllmendeApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("p", "pause", "Pause"),
         Binding("p", "resume", "Resume"),
+        Binding("f,z", "pause", "Finish or snooze", show=False),
         Binding("s", "start_agent", "Start"),
         Binding("q", "close_view", "Close view"),
         Binding("Q", "stop_agent", "Stop"),
@@ -158,14 +159,19 @@ class AllmendeApp(App[None]):
     @work(exclusive=True, group="command")
     async def action_pause(self) -> None:
         """Say what a pause costs, then pause."""
-        for_s = await self.push_screen_wait(PauseDialog(self._feed.snapshot.status))
-        if for_s is not None:
-            await self._command("pause", {} if for_s == PAUSE_FOREVER else {"for_s": for_s})
+        answer = await self.push_screen_wait(PauseDialog(self._feed.snapshot.status))
+        if answer is not None:
+            await self._command(*PAUSES[answer])
 
     @work(exclusive=True, group="command")
     async def action_stop_agent(self) -> None:
         """Ask once, stop the agent, close the view."""
-        if not await self.push_screen_wait(StopDialog()):
+        answer = await self.push_screen_wait(StopDialog(self._feed.snapshot.status))
+        if answer is None:
+            return
+        if answer == "finish":
+            self.notify("The agent ends when this round has closed.", title="Finishing")
+            await self._command("stop", {"finish": True})
             return
         self.notify("The agent saves its work and ends.", title="Stopping")
         try:

@@ -15,17 +15,15 @@ import msgspec
 import typer
 
 from tui import arguments, launch
-from tui.client import CHANGE_DEADLINE_S, DEADLINE_S, ControlClient
+from tui.client import DEADLINE_S, ControlClient
 from tui.config_verb import config_app
 from tui.lab import lab_app
-from tui.wording import clean, format_duration
+from tui.wording import clean
 from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
 from volunteer.errors import VolunteerError
 from volunteer.locations import Locations
 from volunteer.messages import MAX_SAMPLE_TOKENS, MAX_SEED
 
-STOP_DEADLINE_S = 60.0
-# The agent stops the trainer, which saves its work first; slow disks take their time.
 TAGLINE = "Lend your idle GPU to train an open model. A pause gives it back at once."
 HISTORY_LIMIT = 2000
 # Rounds in one reply; about 350 bytes each, so below MAX_LINE_BYTES.
@@ -186,17 +184,16 @@ def _status_head(current: Status) -> tuple[str, ...]:
 
 
 @app.command()
-def stop(as_json: AsJson = False) -> None:
+def stop(
+    is_finish: Annotated[
+        bool, typer.Option("--finish", help="Finish the round that is trained now, then stop.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Stop the agent, after it has saved its work."""
-    with _client(deadline_s=CHANGE_DEADLINE_S) as client:
-        last = client.request("status", Status) if as_json else None
-        # An agent of another version must be stoppable, or it could never be replaced.
-        client.request("stop", object, any_version=True)
-        client.wait_closed(STOP_DEADLINE_S)
-    if last is not None:
-        _write_json(msgspec.structs.replace(last, state="stopped", trainer_pid=None))
-        return
-    _write("The agent has stopped; its work is saved. `allmende start` starts it again.")
+    from tui import pause_verb
+
+    pause_verb.stop(_locations(), is_finish=is_finish, as_json=as_json)
 
 
 @app.command()
@@ -207,32 +204,23 @@ def pause(
             "--for", metavar="DURATION", parser=arguments.duration, help="As 90s, 15m, 2h, 1d."
         ),
     ] = None,
+    is_finish: Annotated[
+        bool, typer.Option("--finish", help="Finish the round that is trained now, then pause.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Pause at once and free the device; returns when it is free. Steps are saved first."""
-    with _client(deadline_s=CHANGE_DEADLINE_S) as client:
-        client.request("pause", object, {} if for_s is None else {"for_s": for_s})
-        current = client.request("status", Status)
-    if as_json:
-        _write_json(current)
-        return
-    how_long = f" for {format_duration(for_s)}" if for_s is not None else ""
-    _write(
-        f"Paused{how_long}. `allmende resume` ends the pause.",
-        *_status_head(current),
-    )
+    from tui import pause_verb
+
+    pause_verb.pause(_locations(), for_s, is_finish=is_finish, as_json=as_json)
 
 
 @app.command()
 def resume(as_json: AsJson = False) -> None:
     """End the pause. Other reasons not to contribute still count."""
-    with _client(deadline_s=CHANGE_DEADLINE_S) as client:
-        client.request("resume", object)
-        current = client.request("status", Status)
-    if as_json:
-        _write_json(current)
-        return
-    _write(*(line.strip() for line in _status_head(current)))
+    from tui import pause_verb
+
+    pause_verb.resume(_locations(), as_json=as_json)
 
 
 @app.command()
@@ -243,10 +231,13 @@ def status(as_json: AsJson = False) -> None:
     if as_json:
         _write_json(current)
         return
+    from datetime import datetime
+
     from tui.peers_answer import protocol_note
     from tui.view_state import status_lines
 
-    _write(*status_lines(current), *filter(None, (protocol_note(current),)))
+    now = datetime.now().astimezone()
+    _write(*status_lines(current, now), *filter(None, (protocol_note(current),)))
 
 
 @app.command()

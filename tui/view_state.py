@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from tui import pause_words
 from tui.wording import (
     NOT_YET,
     clean,
@@ -164,16 +165,17 @@ def activity(status: Status) -> str:
         if status.trainer_pid is None:
             return "The trainer is being started."
         device = clean(status.device, limit=40) or "the device"
-        return f"Training on {device}, inner step {status.inner_step}; {kept} not sent yet."
+        doing = f"Training on {device}, inner step {status.inner_step}; {kept} not sent yet."
+        return " ".join(filter(None, (doing, pause_words.finish_sentence(status))))
     if status.state == "catching_up":
         return "Getting the swarm's shared weights; training begins after that."
     if status.state in ("paused", "waiting"):
         if status.trainer_pid is not None:
             ending = "; it saves its work, then ends" if status.state == "paused" else ""
             return f"The trainer (process {status.trainer_pid}) still runs{ending}."
-        if status.tokens_since_contribution:
-            return f"No trainer runs. {kept} are kept here, and sent later."
-        return "No trainer runs."
+        is_kept = status.tokens_since_contribution > 0
+        held = f"{kept} are kept here, and sent later." if is_kept else ""
+        return " ".join(filter(None, ("No trainer runs.", held, pause_words.released(status))))
     return ""
 
 
@@ -187,25 +189,6 @@ def round_progress(status: Status) -> RoundProgress:
     if elapsed_s >= round_s:
         return RoundProgress(label, 1.0, f"{box}, closing")
     return RoundProgress(label, max(0.0, elapsed_s) / round_s, box)
-
-
-def pause_cost(status: Status | None) -> tuple[str, ...]:
-    """Say what a pause costs, before it is made."""
-    lines = [
-        "Steps are saved first: a pause loses nothing, or, if the trainer has to be killed, at most"
-        " those since its last checkpoint."
-    ]
-    if status is None:
-        return tuple(lines)
-    if status.tokens_since_contribution:
-        kept = format_tokens(status.tokens_since_contribution)
-        lines.append(f"{kept} not sent yet are kept, and sent after you resume.")
-    if status.round_s > status.round_elapsed_s:
-        left = format_duration(status.round_s - status.round_elapsed_s)
-        lines.append(f"Round {status.round_index} may be missed: it ends in about {left}.")
-    else:
-        lines.append(f"Round {status.round_index} may be missed.")
-    return tuple(lines)
 
 
 def speed_rows(status: Status) -> tuple[Row, ...]:
@@ -345,12 +328,17 @@ def traffic_table(stats: Stats) -> tuple[tuple[str, ...], ...]:
     return (("Traffic", "Sent", "Received"), *rows)
 
 
-def status_lines(status: Status) -> tuple[str, ...]:
+def status_lines(status: Status, now: datetime) -> tuple[str, ...]:
     """Return `allmende status` for people."""
+    held = f"no weights are sent or fetched: {clean(status.network_held)}"
+    is_other = bool(status.network_held) and status.network_held != status.reason
     rows = [
         ("Run", f"{clean(status.run_name) or NOT_YET}  {status.run_id[:12]}".rstrip()),
         ("Round", _round_text(status)),
         ("Now", activity(status)),
+        ("Next start", pause_words.next_start(status, now)),
+        ("Network", held if is_other else ""),
+        ("A pause now", pause_words.cost_sentence(status) if _may_pause(status) else ""),
         *speed_rows(status),
         ("Done here", format_tokens(status.tokens_done)),
         ("Confirmed", _confirmed_text(status)),
@@ -359,6 +347,10 @@ def status_lines(status: Status) -> tuple[str, ...]:
         ("Agent", f"process {status.agent_pid}"),
     ]
     return (state_sentence(status), *(f"  {label:<14} {value}" for label, value in rows if value))
+
+
+def _may_pause(status: Status) -> bool:
+    return pause_words.is_training(status) and status.finishes_round is None
 
 
 def _round_text(status: Status) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from volunteer.answers import ContributionPoint, PeerStatus, RoundPoint, Stats, Status
+from volunteer.answers import ContributionPoint, PeerStatus, Release, RoundPoint, Stats, Status
 from volunteer.locations import Locations
 from volunteer.messages import (
     ControlFault,
@@ -249,13 +249,17 @@ class FakeAgent:
             await writer.drain()
         if verb == "watch":
             self._watchers.add(writer)
-        if verb == "stop" and verb not in self.faults:
+        if verb == "stop" and verb not in self.faults and not request.args.get("finish"):
             asyncio.get_running_loop().call_soon(self._stop_soon)
 
     def _stop_soon(self) -> None:
         self._closing = asyncio.ensure_future(self.close())
 
     def _act(self, verb: str, args: dict[str, Any]) -> object:
+        if args.get("finish"):
+            changes = {"finishes_round": self.status.round_index, "stops_then": verb == "stop"}
+            self.status = msgspec.structs.replace(self.status, **changes)
+            return {"stopping": False} if verb == "stop" else self.status
         if verb == "pause":
             until = "you say `allmende resume`"
             if "for_s" in args:
@@ -267,6 +271,7 @@ class FakeAgent:
                 resumes_when=until,
                 trainer_pid=None,
                 tokens_per_s=0.0,
+                release=Release(after_s=1.2, num_processes=2, gpu_freed_bytes=7_600_000_000),
             )
         elif verb == "resume":
             self.status = make_status()

@@ -247,3 +247,43 @@ async def test_the_palette_offers_what_can_be_done(agent: FakeAgent, locations: 
         assert titles() == ["Start the agent", "Close the view", "Help", "Theme"]
         await pilot.press("ctrl+p")
         await wait_until(pilot, shows(app, CommandPalette))
+
+
+async def test_a_round_is_finished_with_f_twice_and_that_is_taken_back_with_r(
+    agent: FakeAgent, locations: Locations
+) -> None:
+    app = make_app(locations)
+    async with app.run_test() as pilot:
+        await wait_text(pilot, app, "#headline", "Contributing")
+        await pilot.press("f")
+        await wait_until(pilot, shows(app, PauseDialog))
+        await pilot.press("f")
+        await wait_text(pilot, app, "#headline", "this machine pauses, as you said.")
+        assert [r.args for r in agent.requests if r.verb == "pause"] == [{"finish": True}]
+        await pilot.press("z")
+        await wait_until(pilot, shows(app, PauseDialog))
+        await pilot.press("r")
+        await wait_until(pilot, lambda: verbs(agent).count("resume") == 1)
+
+
+async def test_stopping_after_the_round_leaves_the_view_open(
+    agent: FakeAgent, locations: Locations
+) -> None:
+    app = make_app(locations)
+    async with app.run_test() as pilot:
+        await wait_text(pilot, app, "#headline", "Contributing")
+        await pilot.press("Q")
+        await wait_until(pilot, shows(app, StopDialog))
+        await pilot.press("f")
+        await wait_text(pilot, app, "#headline", "the agent stops, as you said.")
+        assert [r.args for r in agent.requests if r.verb == "stop"] == [{"finish": True}]
+        assert app.is_running
+
+
+async def test_a_snooze_of_half_an_hour(agent: FakeAgent, locations: Locations) -> None:
+    app = make_app(locations)
+    async with app.run_test() as pilot:
+        await wait_text(pilot, app, "#headline", "Contributing")
+        await pilot.press("z", "h")
+        await wait_text(pilot, app, "#headline", "7.60GB of GPU memory are free again.")
+        assert [r.args for r in agent.requests if r.verb == "pause"] == [{"for_s": 1800.0}]

@@ -111,19 +111,49 @@ def test_peers_in_words_and_as_json(home: Path, fake: FakeAgent) -> None:
 
 def test_pause_and_resume(home: Path, fake: FakeAgent) -> None:
     paused = run(home, "pause", "--for", "2h")
-    assert paused.stdout.startswith("Paused for 2 h 00 min. `allmende resume` ends the pause.\n")
-    assert fake.requests[0].args == {"for_s": 7200.0}
+    assert paused.stdout.splitlines()[:3] == [
+        "Round 12, step 3100, closes in about 5 min 50 s; pausing now keeps your steps but misses"
+        " this round.",
+        "Paused for 2 h 00 min. `allmende resume` ends the pause.",
+        "  2 processes ended within 1.2 s, 7.60GB of GPU memory are free again.",
+    ]
+    assert [r.verb for r in fake.requests] == ["status", "pause", "status"], "the cost comes first"
+    assert fake.requests[1].args == {"for_s": 7200.0}
     assert msgspec.json.decode(run(home, "pause", "--json").stdout, type=Status).state == "paused"
-    assert fake.requests[2].args == {}
+    assert fake.requests[3].args == {}
     assert run(home, "resume").stdout == "Contributing: Nobody uses this machine.\n"
     resumed = msgspec.json.decode(run(home, "resume", "--json").stdout, type=Status)
     assert resumed == make_status()
 
 
+def test_a_round_is_finished_before_the_pause(home: Path, fake: FakeAgent) -> None:
+    lines = run(home, "pause", "--finish").stdout.splitlines()
+    assert lines[:2] == [
+        "Round 12, step 3100, closes in about 5 min 50 s.",
+        "When round 12 has closed, in about 5 min 50 s, this machine pauses, as you said."
+        " `allmende resume` takes that back.",
+    ]
+    assert "this machine pauses, as you said." in run(home, "status").stdout
+    result = run(home, "pause", "--finish", "--for", "1h")
+    assert result.returncode == 2
+    assert "exclude each other" in result.stderr
+
+
+def test_a_round_is_finished_before_the_stop(home: Path, fake: FakeAgent) -> None:
+    assert run(home, "stop", "--finish").stdout.splitlines()[1] == (
+        "When round 12 has closed, in about 5 min 50 s, the agent stops, as you said."
+        " `allmende resume` takes that back."
+    )
+    assert fake.requests[1].args == {"finish": True}
+    as_json = run(home, "stop", "--finish", "--json").stdout
+    assert msgspec.json.decode(as_json, type=Status).stops_then
+    assert run(home, "stop").stdout.endswith("`allmende start` starts it again.\n")
+
+
 def test_a_refusal_is_one_line_with_its_hint_and_status(home: Path, fake: FakeAgent) -> None:
     fake.faults["pause"] = ControlFault(message="not now", hint="later", exit_code=1)
     result = run(home, "pause")
-    assert (result.returncode, result.stdout) == (1, "")
+    assert (result.returncode, len(result.stdout.splitlines())) == (1, 1)
     assert result.stderr == "allmende: not now\n  hint: later\n"
 
 

@@ -138,22 +138,6 @@ def test_round_progress(
     assert (progress.label, progress.fraction, progress.text) == ("Round 12", fraction, text)
 
 
-def test_a_pause_says_that_steps_are_kept_and_the_round_may_be_missed() -> None:
-    lines = view_state.pause_cost(make_status())
-    assert lines == (
-        "Steps are saved first: a pause loses nothing, or, if the trainer has to be killed, at most"
-        " those since its last checkpoint.",
-        "527k tokens not sent yet are kept, and sent after you resume.",
-        "Round 12 may be missed: it ends in about 5 min 50 s.",
-    )
-
-
-def test_the_cost_of_a_pause_is_not_made_up() -> None:
-    closing = make_status(round_elapsed_s=700.0, tokens_since_contribution=0)
-    assert view_state.pause_cost(closing)[1:] == ("Round 12 may be missed.",)
-    assert len(view_state.pause_cost(None)) == 1
-
-
 def test_speed_and_loss() -> None:
     assert view_state.speed_rows(make_status(num_peers=1)) == (
         ("Held-out loss", "1.4023"),
@@ -271,10 +255,10 @@ def test_traffic_by_purpose() -> None:
 
 
 def test_status_lines_of_a_healthy_and_of_a_new_agent() -> None:
-    healthy = view_state.status_lines(make_status())
+    healthy = view_state.status_lines(make_status(), NOW)
     assert healthy[0] == "Contributing: Nobody uses this machine."
     assert "  Confirmed      11.9M tokens, last 6 min 12 s ago" in healthy
-    fresh = view_state.status_lines(BARE)
+    fresh = view_state.status_lines(BARE, NOW)
     assert f"  Confirmed      {NOT_YET}" in fresh
     assert not [line for line in fresh if line.startswith("  Now")]
 

@@ -13,19 +13,29 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from tui import view_state
+from tui import pause_words
 from volunteer.answers import Status
 
 _T = TypeVar("_T")
 
-PAUSE_FOREVER = 0.0
-"""The answer of PauseDialog for a pause that only the owner ends."""
+PAUSES: dict[str, tuple[str, dict[str, float]]] = {
+    "now": ("pause", {}),
+    "finish": ("pause", {"finish": True}),
+    "30 min": ("pause", {"for_s": 1800.0}),
+    "1 h": ("pause", {"for_s": 3600.0}),
+    "2 h": ("pause", {"for_s": 7200.0}),
+    "8 h": ("pause", {"for_s": 28800.0}),
+    "resume": ("resume", {}),
+}
+"""What PauseDialog's answers ask of the agent: verb and arguments."""
 
 HELP_TEXT = """\
 Allmende trains an open model on this machine together with others. The agent does that in the \
 background; this is only a view of it.
 
-  p           pause or resume
+  p           pause or resume; p twice pauses at once
+  f           finish this round, then pause
+  z           snooze: pause for a while
   q, ctrl+c   close the view; contribution goes on
   Q           stop the agent, then close the view
   s           start the agent, where none runs; again with the same flags
@@ -69,45 +79,60 @@ class _Dialog(ModalScreen[_T]):
         self.dismiss(None)
 
 
-class PauseDialog(_Dialog[float]):
-    """Asks for how long; answers in seconds, PAUSE_FOREVER, or None."""
+class PauseDialog(_Dialog[str]):
+    """Asks when and for how long; answers with a key of PAUSES, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("p,enter", f"answer({PAUSE_FOREVER})", "Pause"),
-        Binding("1", "answer(3600.0)", "1 hour"),
-        Binding("2", "answer(7200.0)", "2 hours"),
-        Binding("8", "answer(28800.0)", "8 hours"),
+        Binding("p,enter", "answer('now')", "Pause"),
+        Binding("f", "answer('finish')", "Finish"),
+        Binding("h", "answer('30 min')", "30 minutes"),
+        Binding("1", "answer('1 h')", "1 hour"),
+        Binding("2", "answer('2 h')", "2 hours"),
+        Binding("8", "answer('8 h')", "8 hours"),
+        Binding("r", "answer('resume')", "Go on"),
         Binding("escape", "cancel", "Cancel"),
     ]
 
     def __init__(self, status: Status | None) -> None:
         """Say what a pause costs now."""
-        cost = "\n".join(view_state.pause_cost(status))
+        cost = "\n".join(pause_words.pause_cost(status))
+        is_finishing = status is not None and status.finishes_round is not None
+        finish = (
+            "  r         do not pause after this round: go on"
+            if is_finishing
+            else "  f         finish this round, then pause: it is not missed"
+        )
         keys = (
-            "  p, Enter  pause until you resume\n"
-            "  1, 2, 8   pause for so many hours\n"
+            "  p, Enter  pause now, until you resume\n"
+            f"{finish}\n"
+            "  h         snooze for half an hour\n"
+            "  1, 2, 8   snooze for so many hours\n"
             "  Escape    do not pause"
         )
-        super().__init__("Pause?", f"{cost}\n\n{keys}", keys="p: pause  Esc: go on")
+        super().__init__("Pause?", f"{cost}\n\n{keys}", keys="p: now  f: finish  Esc: no")
 
 
-class StopDialog(_Dialog[bool]):
-    """Asks once before the agent is stopped; answers True or None."""
+class StopDialog(_Dialog[str]):
+    """Asks once before the agent is stopped; answers `now`, `finish` or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("Q,y,enter", "answer(True)", "Stop"),
+        Binding("Q,y,enter", "answer('now')", "Stop"),
+        Binding("f", "answer('finish')", "Finish"),
         Binding("escape,n", "cancel", "Cancel"),
     ]
 
-    def __init__(self) -> None:
+    def __init__(self, status: Status | None) -> None:
         """Say what stopping means."""
+        is_training = status is not None and pause_words.is_training(status)
+        cost = f"{pause_words.round_left(status)}.\n" if status and is_training else ""
         super().__init__(
             "Stop the agent?",
-            "This machine stops contributing until you start it again.\n"
+            f"{cost}This machine stops contributing until you start it again.\n"
             "What it has trained is saved first, and goes out after the next start.\n\n"
             "  Q, y or Enter   stop it and close the view\n"
+            "  f               finish this round, then stop it\n"
             "  Escape          go on",
-            keys="Q: stop  Esc: go on",
+            keys="Q: stop  f: finish  Esc: no",
         )
 
 

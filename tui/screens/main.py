@@ -16,11 +16,12 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Footer
 
-from tui import view_state
+from tui import pause_words, view_state
 from tui.view_state import Snapshot
 from tui.widgets.panes import DashboardPane, PeersPane, StatsPane
 from tui.widgets.rows import HeadlineBox, Text
 from tui.wording import clean
+from volunteer.answers import Status
 
 TABS = ("dashboard", "peers", "stats")
 MIN_WIDTH, MIN_HEIGHT = 40, 8
@@ -99,7 +100,7 @@ class MainScreen(Screen[None]):
         snapshot, now = self._snapshot, self._clock()
         head = view_state.headline(snapshot)
         is_current = snapshot.is_current and snapshot.status is not None
-        now_text = view_state.activity(snapshot.status) if is_current and snapshot.status else ""
+        now_text = self._now_text(snapshot.status, now) if is_current and snapshot.status else ""
         self.query_one("#headline", HeadlineBox).show(head, now_text)
         needed = f"The window is too small: {MIN_WIDTH} x {MIN_HEIGHT} needed."
         self.query_one("#too-small", Text).set_text(Content(f"{head.mark} {head.title}. {needed}"))
@@ -111,6 +112,11 @@ class MainScreen(Screen[None]):
                 pane, DashboardPane | PeersPane | StatsPane
             ):
                 pane.show(snapshot, now)
+
+    def _now_text(self, status: Status, now: datetime) -> str:
+        start = pause_words.next_start(status, now)
+        said = f"Next possible start: {start}." if start else ""
+        return " ".join(filter(None, (view_state.activity(status), said)))
 
     def _title(self, current: str, now: datetime) -> Content:
         """Return the first line: name, run, tabs, and the age of what is shown."""
