@@ -2,10 +2,10 @@
 
 Runs in: trainer. No process, pipe or clock of its own: trainer.py brings them.
 
-Write order of a contribution: blob (fsync), snapshot that no longer holds its work (fsync), event.
-A kill before the snapshot leaves the work in the weights; a kill after it leaves the contribution
-in the snapshot, from which the next start reports it. So nothing is sent twice, and at most
-`checkpoint_every_s` of training is lost.
+Write order of a contribution: blob (fsync), a note that its work is no longer in the weights
+(fsync; contribution_note.py), event. A kill before the note leaves the work in the weights; a kill
+after it leaves the contribution in the note, from which the next start reports it. So nothing is
+sent twice, and at most `checkpoint_every_s` of training is lost.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from volunteer.training.diloco import LocalState
 from volunteer.training.inner import NotFiniteError, StepResult, learning_rate
 from volunteer.training.meter import Meter
 from volunteer.training.module_blobs import ModuleBlobs
+from volunteer.training.pace import DutyCycle, MicroBatchWatch
 from volunteer.training.progress import Progress, carried_ids, unknown_carried
 from volunteer.training.pseudo_gradient import DenseCodec
 from volunteer.training.snapshot import SnapshotStore
@@ -68,6 +69,8 @@ class LoopSettings:
     peer_seed: bytes
     """Makes this volunteer's data stream its own."""
     checkpoint_every_s: float
+    duty_fraction: float = 1.0
+    """Part of the time in which it works; it rests between steps."""
 
 
 class TrainingLoop:
@@ -116,6 +119,8 @@ class TrainingLoop:
         self._last_rebase: Rebase | None = None
         self._has_returned = False
         self._meter = Meter(now_s())
+        self._duty = DutyCycle(settings.duty_fraction)
+        self._micro_batches = MicroBatchWatch()
         self._micro_batch_sequences = _micro_batch_sequences(self._spec, device)
         self._has_fitted = False
         """Whether a step has had enough memory: less is then for others' sake."""
@@ -148,7 +153,7 @@ class TrainingLoop:
 
     def _train_and_obey(self) -> None:
         while True:
-            command = self._inbox.next_command(should_wait=self._last_rebase is None)
+            command = self._next_command()
             if isinstance(command, StopTrainer):
                 self._stop()
                 return
@@ -159,6 +164,19 @@ class TrainingLoop:
                     self._obey(command)
             except NotFiniteError as error:
                 self._return_to_snapshot(error)
+
+    def _next_command(self) -> TrainerCommand | None:
+        """Return the next command; None: the next step is due, after the rest that is owed."""
+        if self._last_rebase is None:
+            return self._inbox.next_command(should_wait=True)
+        if self._duty.owed_s <= 0.0:
+            return self._inbox.next_command(should_wait=False)
+        began_at = self._now_s()
+        command = self._inbox.wait_command(self._duty.owed_s)
+        rested_s = self._now_s() - began_at
+        self._duty.note_rest(rested_s)
+        self._meter.add_rest(rested_s)
+        return command
 
     def _obey(self, command: TrainerCommand) -> None:
         if isinstance(command, Rebase):
@@ -191,6 +209,7 @@ class TrainingLoop:
             return
         self._is_saved = False
         ended_at = self._now_s()
+        self._duty.note_work(ended_at - started_at)
         num_tokens = self._state.progress.tokens_total - progress.tokens_total
         self._meter.add_step(ended_at - started_at, num_tokens, result.loss)
         if ended_at - self._meter.reported_at >= STEPPED_EVERY_S:
@@ -207,8 +226,12 @@ class TrainingLoop:
                 self._spec,
                 micro_batch_sequences=self._micro_batch_sequences,
                 device=self._device,
-                should_stop=self._inbox.should_stop,
+                should_stop=self._should_stop,
             )
+            self._micro_batches.note_end(self._now_s())
+            if self._micro_batches.take_verdict() and self._micro_batch_sequences > 1:
+                self._micro_batch_sequences //= 2
+                _log.info("slow here: micro_batch_sequences=%d", self._micro_batch_sequences)
             self._has_fitted |= result is not None
             return result
         except (RuntimeError, MemoryError) as error:
@@ -218,6 +241,11 @@ class TrainingLoop:
         # Only here is what the failed step held in memory free.
         release_cached_memory(self._device.torch_device)
         return None
+
+    def _should_stop(self) -> bool:
+        """Tell, before each micro-batch, whether a stop has come."""
+        self._micro_batches.note_begin(self._now_s())
+        return self._inbox.should_stop()
 
     def _windows(self, inner_step: int) -> Tensor:
         windows = training_windows(
@@ -312,7 +340,9 @@ class TrainingLoop:
             self._emit(NothingToContribute(base=command.base))
             return
         self._is_saved = False
-        self._save()
+        self._snapshots.save_contribution(self._state)
+        self._saved = self._state.progress
+        self._emit_saved()
         self._emit(encoded)
 
     def _stop(self) -> None:
