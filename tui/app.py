@@ -6,6 +6,7 @@ Closing it changes nothing for the agent, and it says so.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -16,13 +17,15 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from tui import view_state
+from tui import launch, view_state
 from tui.feed import AgentFeed
 from tui.screens.dialogs import PAUSES, HelpDialog, PauseDialog, StopDialog
+from tui.screens.first_run import NOTHING_STARTED, FirstRunScreen
 from tui.screens.main import MainScreen
 from tui.view_state import Link, Snapshot
 from tui.wording import clean
-from volunteer.errors import ControlError
+from volunteer.errors import ConfigError, ControlError
+from volunteer.first_run import Plan, has_answered, keep_answers, make_plan
 from volunteer.locations import Locations
 
 DRAW_EVERY_S = 0.9
@@ -61,6 +64,7 @@ class AllmendeApp(App[None]):
         locations: Locations,
         *,
         start_if_none: bool = True,
+        plan: Plan | None = None,
         clock: Callable[[], datetime] = local_now,
         make_feed: type[AgentFeed] | Callable[..., AgentFeed] = AgentFeed,
     ) -> None:
@@ -69,11 +73,14 @@ class AllmendeApp(App[None]):
         Args:
             locations: where the agent's socket is.
             start_if_none: start an agent if none runs.
+            plan: what to ask about before anything is started; None: it was answered.
             clock: wall clock with a time zone.
             make_feed: called as AgentFeed is.
         """
         super().__init__()
         self.animation_level = "none"
+        self._locations = locations
+        self._plan = plan
         self._clock = clock
         self._start_if_none = start_if_none
         self._main = MainScreen(clock)
@@ -85,7 +92,28 @@ class AllmendeApp(App[None]):
     def on_mount(self) -> None:
         """Begin to follow the agent."""
         self.push_screen(self._main)
+        if self._plan is None:
+            self._follow()
+        else:
+            self._ask_first(self._plan)
+
+    def _follow(self) -> None:
         self.run_worker(self._feed.run(start_if_none=self._start_if_none), exit_on_error=True)
+
+    @work(exclusive=True, group="first run")
+    async def _ask_first(self, plan: Plan) -> None:
+        """Start nothing before the owner agrees."""
+        when = await self.push_screen_wait(FirstRunScreen(plan))
+        if when is None:
+            self.exit(message=NOTHING_STARTED)
+            return
+        try:
+            keep_answers(self._locations, when)
+        except ConfigError as error:
+            self.exit(return_code=error.exit_code, message=f"{error}\n  hint: {error.hint}")
+            return
+        self._plan = None
+        self._follow()
 
     def on_app_focus(self, event: events.AppFocus) -> None:
         """Go on at full pace: somebody looks."""
@@ -149,6 +177,9 @@ class AllmendeApp(App[None]):
 
     def action_close_view(self) -> None:
         """Close the view only, and say what goes on."""
+        if self._plan is not None:
+            self.exit(message=NOTHING_STARTED)
+            return
         self.exit(message=view_state.closing_note(self._feed.snapshot))
 
     @work(exclusive=True, group="command")
@@ -198,5 +229,13 @@ class AllmendeApp(App[None]):
 
 
 def run_app(locations: Locations) -> None:
-    """Run the view in this terminal until it is closed."""
-    AllmendeApp(locations).run()
+    """Run the view in this terminal until it is closed.
+
+    Raises:
+        ConfigError: the settings are not valid, and nothing may be started by them.
+    """
+    is_asked = has_answered(locations) or launch.is_agent_there(locations)
+    app = AllmendeApp(locations, plan=None if is_asked else make_plan(locations))
+    app.run()
+    if app.return_code:
+        sys.exit(app.return_code)

@@ -17,7 +17,9 @@ import typer
 from tui import arguments, launch
 from tui.client import DEADLINE_S, ControlClient
 from tui.config_verb import config_app
+from tui.doctor import doctor
 from tui.lab import lab_app
+from tui.setup import setup
 from tui.wording import clean
 from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
 from volunteer.errors import VolunteerError
@@ -30,7 +32,8 @@ HISTORY_LIMIT = 2000
 
 app = typer.Typer(
     help=f"{TAGLINE}\n\nWithout a command it opens the dashboard, and starts contributing if no"
-    " agent runs yet; without a terminal it prints the status, and starts nothing.",
+    " agent runs yet, the first time only after it has said what it uses and you agree; without a"
+    " terminal it prints the status, and starts nothing.",
     epilog="Exit status: 0 done, 1 refused or failed, 2 bad usage, 3 no agent runs.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -39,6 +42,8 @@ app = typer.Typer(
 
 app.add_typer(config_app, name="config")
 app.add_typer(lab_app, name="lab")
+app.command()(doctor)
+app.command()(setup)
 
 LogSource = Literal["agent", "trainer", "aggregator", "sampler"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -258,8 +263,10 @@ def stats(
     with _client() as client:
         figures = client.request("stats", Stats)
         if csv_file is not None:
+            from tui.round_table import write_rounds
+
             points = client.request("history", list[RoundPoint], {"limit": HISTORY_LIMIT})
-            _write_csv(csv_file, points)
+            write_rounds(csv_file, points)
     if as_json:
         _write_json(figures)
         return
@@ -271,18 +278,6 @@ def stats(
     _write(*(f"{label:<24} {value}" for label, value in stats_rows(figures, now)))
     if figures.bytes_by_purpose:
         _write("", *align(traffic_table(figures), 120))
-
-
-def _write_csv(csv_file: Path, points: list[RoundPoint]) -> None:
-    import csv
-
-    try:
-        with csv_file.open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.writer(stream)
-            writer.writerow(RoundPoint.__struct_fields__)
-            writer.writerows(msgspec.structs.astuple(point) for point in points)
-    except OSError as error:
-        raise VolunteerError(f"{csv_file} could not be written: {error.strerror}") from error
 
 
 @app.command()

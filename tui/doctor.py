@@ -142,7 +142,8 @@ def check_lines(check: Check, width: int) -> list[str]:
         subsequent_indent=" " * (5 + _NAME_WIDTH + 1),
     )
     # A command is never folded: it is there to be copied.
-    return [*lines, *([f"{_INDENT}fix: {clean(check.fix)}"] if check.fix else [])]
+    how = "fix" if check.level == "wrong" else "try"
+    return [*lines, *([f"{_INDENT}{how}: {clean(check.fix)}"] if check.fix else [])]
 
 
 def verdict(report: Report) -> str:

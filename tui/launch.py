@@ -108,6 +108,14 @@ def find_agent(locations: Locations) -> Status | None:
         return None
 
 
+def is_agent_there(locations: Locations) -> bool:
+    """Tell whether something answers, whatever it says."""
+    try:
+        return find_agent(locations) is not None
+    except ControlError:
+        return True
+
+
 def running_options(agent_pid: int) -> tuple[str, ...] | None:
     """Return the arguments of the running agent, or None where the system does not tell."""
     import psutil

@@ -128,51 +128,46 @@ def _gpus() -> tuple[str, ...]:
 def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return (label, sentence) of everything that is used, sent and stored."""
     return (
-        ("Trains on", _device(plan)),
+        ("Trains", _training(plan)),
         ("Memory", _memory(plan)),
         ("Disk", _disk(plan)),
         ("Network", _network(plan)),
         (
             "Sends",
-            "weight differences of the model and small signed records, to the run's peers, who see"
-            " your IP address. No file, no text, no name of yours; nothing to any company.",
+            "compressed changes of the model's weights, and small signed records, to the run's"
+            " peers, who see your IP address. No file, no text, no name of yours.",
         ),
-        (
-            "Stores",
-            f"a key, statistics, checkpoints and logs, for you alone, in {plan.locations.data_dir}",
-        ),
+        ("Stores", f"key, statistics, checkpoints, logs, for you alone: {plan.locations.data_dir}"),
     )
 
 
-def _device(plan: Plan) -> str:
+def _training(plan: Plan) -> str:
     config, spec = plan.config, plan.spec
     num_threads = config.num_threads(plan.num_cores)
-    cpu = f"{num_threads} of {plan.num_cores} CPU threads, at the lowest priority"
-    what = f"the model of the run {spec.name} ({num_parameters(spec.model) / 1e6:.1f} M numbers)"
+    cpu = f"{num_threads} of {plan.num_cores} CPU threads at lowest priority"
+    what = f"a model of {num_parameters(spec.model) / 1e6:.1f} M parameters (run {spec.name})"
     if config.device == "cpu":
-        return f"{cpu}: {what}"
+        return f"{what}, on {cpu}"
     if config.device != "auto":
-        return f"{config.device}, with {cpu}: {what}"
+        return f"{what}, on {config.device} and {cpu}"
     if plan.gpus:
-        return f"{', '.join(plan.gpus)}, with {cpu}: {what}"
-    return f"the first GPU that PyTorch can use, else {cpu}: {what}"
+        return f"{what}, on {', '.join(plan.gpus)} and {cpu}"
+    return f"{what}, on the first GPU that PyTorch can use, else {cpu}"
 
 
 def _memory(plan: Plan) -> str:
-    needed, free = plan.spec.hardware.ram_bytes, plan.config.ram_min_available_bytes
+    needed, least = plan.spec.hardware.ram_bytes, plan.config.ram_min_available_bytes
     return (
-        f"about {needed / _GB:.1f} of {plan.ram_bytes / _GB:.0f} GB; it pauses while other"
-        f" programs could get less than {free / _GB:.1f} GB"
+        f"about {needed / _GB:.1f} of {plan.ram_bytes / _GB:.0f} GB; pauses when others have"
+        f" less than {least / _GB:.1f} GB"
     )
 
 
 def _disk(plan: Plan) -> str:
     needed, least = plan.spec.hardware.disk_bytes, plan.config.disk_min_free_bytes
     free = plan.disk_free_bytes
-    here = "" if free is None else f" ({free / _GB:.0f} GB are free)"
-    return (
-        f"about {needed / _GB:.1f} GB{here}; it pauses before less than {least / _GB:.1f} is free"
-    )
+    here = "" if free is None else f" of {free / _GB:.0f} GB free"
+    return f"about {needed / _GB:.1f}{here or ' GB'}; pauses below {least / _GB:.1f} GB"
 
 
 def _network(plan: Plan) -> str:
@@ -185,16 +180,15 @@ def _network(plan: Plan) -> str:
         if cap
     ]
     return (
-        f"every {spec.rounds.round_s / 60:g} min {blob_bytes / 1e6:.1f} MB from each member,"
-        f" {most} of them at most; {', '.join(caps) or 'no limit is set'}"
+        f"every {spec.rounds.round_s / 60:g} min {blob_bytes / 1e6:.1f} MB for each of up to {most}"
+        f" members; {', '.join(caps) or 'unlimited'}"
     )
 
 
 def when_sentences() -> dict[When, str]:
     """Return what each answer means."""
     return {
-        "idle": "only while nobody uses this machine: no key and no movement for some minutes, no"
-        " film, no game, nothing else that needs the CPU or GPU, on mains power",
-        "always": "always, since nobody sits at this machine (a server): keyboard, terminals and"
-        " films do not count; it still gives way to other programs",
+        "idle": "Only while nobody uses this machine: no key, film or game, no other program that"
+        " needs the CPU or GPU, not on battery.",
+        "always": "Always: nobody sits here (a server). Other programs come first.",
     }
