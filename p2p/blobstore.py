@@ -56,6 +56,7 @@ _TEMP_PREFIX: Final = ".tmp-"
 _HASHES_SUFFIX: Final = ".hashes"
 _PARTIAL_SUFFIX: Final = ".partial"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_READ_ONLY: Final = frozenset({errno.EROFS, errno.EIO})
 
 
 @contextlib.contextmanager
@@ -63,6 +64,11 @@ def _full_disk_is_typed(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in _READ_ONLY:
+            raise BlobStoreFullError(
+                f"{directory} cannot be written: {error.strerror}",
+                hint="The system's log (`dmesg`) says why.",
+            ) from error
         if error.errno not in _FULL:
             raise
         raise BlobStoreFullError(

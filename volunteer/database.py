@@ -14,13 +14,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from volunteer.errors import CheckpointCorruptError, CheckpointTooNewError, StorageFullError
+from volunteer.errors import (
+    CheckpointCorruptError,
+    CheckpointTooNewError,
+    StorageFullError,
+    StorageReadOnlyError,
+)
 from volunteer.files import PRIVATE_FILE_MODE, fsync_dir, move_to_quarantine, telling_full_disk
 
 QUARANTINE_NAME = "quarantine"
 
 _T = TypeVar("_T")
 _CORRUPT_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_READ_ONLY_CODES = frozenset(
+    {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
+)
 
 
 class Database:
@@ -118,7 +126,7 @@ def _create_private(file: Path) -> None:
 
 @contextlib.contextmanager
 def _telling_damage(file: Path) -> Iterator[None]:
-    """Turn SQLite's errors for a damaged file and a full disk into ours."""
+    """Turn SQLite's errors for a damaged file, a full disk and a read-only one into ours."""
     try:
         yield
     except IsADirectoryError as error:
@@ -127,6 +135,8 @@ def _telling_damage(file: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
             raise StorageFullError(f"no space left to write {file}") from error
+        if code in _READ_ONLY_CODES:
+            raise StorageReadOnlyError(f"{file} cannot be written: {error}") from error
         if code in _CORRUPT_CODES:
             raise CheckpointCorruptError(f"{file}: {error}") from error
         raise

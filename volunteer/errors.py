@@ -15,6 +15,7 @@ Runs in: every process.
     |-- ControlError
     |   `-- NoAgentError
     `-- StorageFullError
+        `-- StorageReadOnlyError
 
 A class docstring is the one-line message for the user; `hint` says what to do about it.
 """
@@ -100,3 +101,9 @@ class StorageFullError(VolunteerError):
     """The disk is full."""
 
     hint = "free some space; nothing that was saved is lost"
+
+
+class StorageReadOnlyError(StorageFullError):
+    """The disk cannot be written to: what waits for room waits for that as well."""
+
+    hint = "the system's log (`dmesg`) says why; nothing that was saved is lost"

@@ -5,7 +5,8 @@ Runs in: every process.
 A file is replaced in four steps: write a temporary file in the same folder, fsync it, rename it
 over the old one, fsync the folder. A kill between any two leaves the old or the new file, and
 perhaps a temporary one that `remove_stale_temps` takes away. A full disk is told as
-StorageFullError; every other failure stays an OSError.
+StorageFullError, one that can no longer be written to as StorageReadOnlyError; every other failure
+stays an OSError.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from volunteer.errors import AlreadyRunningError, StorageFullError
+from volunteer.errors import AlreadyRunningError, StorageFullError, StorageReadOnlyError
 
 if sys.platform == "win32":  # pragma: no cover
     import msvcrt
@@ -31,6 +32,8 @@ PRIVATE_DIR_MODE = 0o700
 LOCK_NAME = "lock"
 
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_READ_ONLY_ERRNOS = frozenset({errno.EROFS, errno.EIO})
+"""Linux makes a file system that it finds damaged read-only."""
 _BINARY: int = getattr(os, "O_BINARY", 0)  # Windows would turn every \n into \r\n
 _TEMP_NAME = re.compile(r"^\..+\.[0-9a-f]{8}\.tmp$")
 # Windows locks bytes, and locked bytes cannot be read: far behind the pid, which should be.
@@ -66,14 +69,17 @@ def replace_file(
 
 @contextlib.contextmanager
 def telling_full_disk(file: Path) -> Iterator[None]:
-    """Turn the two errors of a full disk into the one that the user understands.
+    """Turn the errors of a full disk, and of a broken one, into those that the user understands.
 
     Raises:
         StorageFullError: in place of an OSError with ENOSPC or EDQUOT.
+        StorageReadOnlyError: in place of one with EROFS or EIO.
     """
     try:
         yield
     except OSError as error:
+        if error.errno in _READ_ONLY_ERRNOS:
+            raise StorageReadOnlyError(f"{file} cannot be written: {error.strerror}") from error
         if error.errno not in _FULL_ERRNOS:
             raise
         raise StorageFullError(f"no space left to write {file}") from error

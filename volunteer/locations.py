@@ -7,6 +7,7 @@ otherwise the system's conventions (platformdirs) decide.
 
     data_dir/
       identity.key  lock  stats.sqlite  first_run.json
+      signed/              per key, run and module: how far something was signed
       runs/<run_id>/
         spec.toml
         modules/<module_id>/
@@ -83,6 +84,11 @@ class Locations:
     def identity_file(self) -> Path:
         """The private key; mode 0600."""
         return self.data_dir / "identity.key"
+
+    @property
+    def signed_dir(self) -> Path:
+        """What was signed with the key, in short: it must not be lost with a run's folder."""
+        return self.data_dir / "signed"
 
     @property
     def stats_file(self) -> Path:

@@ -106,6 +106,11 @@ started()
 say(type="failed", error="ConfigError", message="no such device", hint="take another")
 sys.exit(1)
 """
+TRAINER_DISK_FULL = """
+started()
+say(type="failed", error="StorageFullError", message="no space left to write it", hint="make room")
+sys.exit(1)
+"""
 
 
 def python(script: str) -> list[str]:

@@ -9,6 +9,7 @@ from p2p.identity import Identity
 from tests.volunteer.rounds.chain_builder import RUN_ID, ChainBuilder, hash_of, make_rules
 from volunteer.agent.record_book import RecordBook, SignedRecord
 from volunteer.agent.record_log import RecordLog
+from volunteer.agent.signed_mark import SignedMark
 from volunteer.rounds.chain import ChainRules
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.records import (
@@ -76,7 +77,8 @@ class Member:
         self.log = RecordLog(folder / "records.sqlite")
         timing = Timing(round_s=1e9, grace_s=1.0, failover_s=1.0)
         self.machine = Machine(rules(), timing, who.peer_id)
-        self.book = RecordBook(self.log, who, self.machine.known)
+        mark = SignedMark(folder / "signed", who.peer_id, RUN_ID, "dense")
+        self.book = RecordBook(self.log, who, self.machine.known, mark)
 
     async def keep(self, records: Iterable[SignedRecord]) -> None:
         for signed in records:

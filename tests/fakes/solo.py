@@ -31,6 +31,7 @@ from volunteer.agent.module_files import ModuleFiles
 from volunteer.agent.peer_memory import PeerMemory
 from volunteer.agent.record_book import RecordBook, SignedRecord, verify_envelope
 from volunteer.agent.record_log import RecordLog
+from volunteer.agent.signed_mark import SignedMark
 from volunteer.agent.sync_pages import SyncPages
 from volunteer.agent.timing import ExchangeClock
 from volunteer.agent.trainer_service import TrainerService
@@ -257,7 +258,7 @@ class Solo:
         self.swarm.store = disk.store
         timing = Timing(round_s=ROUND_S, grace_s=1.0, failover_s=1.0)
         self.machine = Machine(rules, timing, disk.who.peer_id)
-        self.book = RecordBook(self.record_log, disk.who, self.machine.known)
+        self.book = self._book_of(disk.who)
         self.aggregator = FakeAggregator(disk.store)
         self.keeper = Bookkeeper(self.ledger, self.machine)
         self.files = ModuleFiles(
@@ -331,4 +332,9 @@ class Solo:
         ]
 
     def sign(self, record: Record, who: Identity) -> SignedRecord:
-        return RecordBook(self.record_log, who, self.machine.known).sign(record)
+        return self._book_of(who).sign(record)
+
+    def _book_of(self, who: Identity) -> RecordBook:
+        signed_dir = self.disk.folder / "signed"
+        mark = SignedMark(signed_dir, who.peer_id, self.spec.run_id, DENSE_MODULE)
+        return RecordBook(self.record_log, who, self.machine.known, mark)

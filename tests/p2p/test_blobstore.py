@@ -155,9 +155,17 @@ def test_a_meddled_list_of_hashes_is_not_believed(tmp_path: Path, content: bytes
     assert BlobStore(tmp_path).read_chunk(blob_id, 1) == data[CHUNK_BYTES:]
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.ENOSPC, "space"),
+        (errno.EDQUOT, "space"),
+        (errno.EROFS, "dmesg"),
+        (errno.EIO, "dmesg"),
+    ],
+)
+def test_a_disk_that_takes_nothing_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str
 ) -> None:
     store = BlobStore(tmp_path / "store")
 
@@ -168,7 +176,7 @@ def test_a_full_disk_leaves_nothing(
         patch.setattr(os, "fsync", full)
         with pytest.raises(BlobStoreFullError) as caught:
             store.add_bytes(b"data")
-    assert "space" in caught.value.hint
+    assert words in caught.value.hint
     assert os.listdir(store.directory) == []
 
 

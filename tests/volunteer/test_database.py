@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from volunteer.database import Database
-from volunteer.errors import CheckpointCorruptError
+from volunteer.errors import CheckpointCorruptError, StorageReadOnlyError
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS numbers (value INTEGER NOT NULL)"
 
@@ -80,3 +80,16 @@ def test_damage_that_only_the_check_sees_is_told(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(CheckpointCorruptError, match="NULL value in numbers"):
         open_database(tmp_path / "db")
+
+
+def test_a_file_that_can_no_longer_be_written_is_told_so(tmp_path: Path) -> None:
+    database = open_database(tmp_path / "db")
+    insert(database, 1)
+    database.run(lambda c: c.execute("SELECT 1"))
+    database._connection.execute("PRAGMA query_only=ON")  # SQLITE_READONLY, as from the system
+    with pytest.raises(StorageReadOnlyError, match="cannot be written"):
+        insert(database, 2)
+    database._connection.execute("PRAGMA query_only=OFF")
+    insert(database, 3)
+    assert values(database) == [1, 3]
+    database.close()

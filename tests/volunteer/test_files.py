@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.disk import Crash, CrashingDisk, KilledError
-from volunteer.errors import AlreadyRunningError, StorageFullError
+from volunteer.errors import AlreadyRunningError, StorageFullError, StorageReadOnlyError
 from volunteer.files import (
     LOCK_NAME,
     drop_from_cache,
@@ -66,14 +66,16 @@ def test_a_finished_replacement_survives_a_power_cut(tmp_path: Path, crash: Cras
     assert (folder / "file").read_bytes() == NEW
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("stop_at", range(6))
 def test_a_full_disk_leaves_a_whole_file_and_no_other(
     tmp_path: Path, stop_at: int, code: int
 ) -> None:
     (tmp_path / "file").write_bytes(OLD)
-    with CrashingDisk(tmp_path, stop_at=stop_at, error=code), pytest.raises(StorageFullError):
+    with CrashingDisk(tmp_path, stop_at=stop_at, error=code), pytest.raises(StorageFullError) as e:
         replace_file(tmp_path / "file", [NEW[:100], NEW[100:]])
+    assert isinstance(e.value, StorageReadOnlyError) is (code in (errno.EROFS, errno.EIO))
+    assert ("no space" in str(e.value)) is not isinstance(e.value, StorageReadOnlyError)
     assert (tmp_path / "file").read_bytes() == (NEW if stop_at > 4 else OLD)
     assert os.listdir(tmp_path) == ["file"]
 
@@ -83,8 +85,8 @@ def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         replace_file(tmp_path / "folder", NEW)
     with (
-        CrashingDisk(tmp_path, stop_at=1, error=errno.EIO),
-        pytest.raises(OSError, match="Input/output"),
+        CrashingDisk(tmp_path, stop_at=1, error=errno.EACCES),
+        pytest.raises(PermissionError),
     ):
         replace_file(tmp_path / "file", NEW)
     assert os.listdir(tmp_path) == ["folder"]

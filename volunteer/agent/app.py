@@ -37,8 +37,10 @@ from volunteer.agent.priority import priority_of
 from volunteer.agent.record_book import RecordBook
 from volunteer.agent.record_log import RecordLog
 from volunteer.agent.sampling import Sampler
+from volunteer.agent.signed_mark import SignedMark
 from volunteer.agent.status import StatusSource
 from volunteer.agent.sync_pages import SyncPages
+from volunteer.agent.time_watch import TimeWatch
 from volunteer.agent.timing import (
     ExchangeClock,
     discover_every_s,
@@ -97,8 +99,14 @@ class Agent:
     ) -> None:
         store = BlobStore(self.locations.blobs_dir(self.spec.run_id, DENSE_MODULE))
         clock = ExchangeClock(self.spec.rounds)
-        machine = Machine(chain_rules(self.spec), self._timing(clock), self.identity.peer_id)
-        book = RecordBook(record_log, self.identity, machine.known)
+        mark = await trio.to_thread.run_sync(self._open_mark, record_log)
+        machine = Machine(
+            chain_rules(self.spec),
+            self._timing(clock),
+            self.identity.peer_id,
+            has_lost_records=mark.has_lost(record_log.highest_own()),
+        )
+        book = RecordBook(record_log, self.identity, machine.known, mark)
         aggregator = AggregatorService(
             run_dir, DENSE_MODULE, self.locations.log_dir / "aggregator.log"
         )
@@ -167,6 +175,7 @@ class Agent:
                 nursery.start_soon(task)
             nursery.start_soon(traffic.run)
             nursery.start_soon(memory.run)
+            nursery.start_soon(TimeWatch().run)
             nursery.start_soon(
                 keep_network_facts, self._network_file, lambda: swarm.listen_addrs, swarm.banned
             )
@@ -190,6 +199,22 @@ class Agent:
             await keeper.flush()
             nursery.cancel_scope.cancel()
         log.info("ended")
+
+    def _open_mark(self, record_log: RecordLog) -> SignedMark:
+        """Open the mark of what was signed; an older version has kept none."""
+        me, run_id = self.identity.peer_id, self.spec.run_id
+        mark = SignedMark(self.locations.signed_dir, me, run_id, DENSE_MODULE)
+        highest_own = record_log.highest_own()
+        if mark.has_lost(highest_own):
+            log.error(
+                "run=%s: what was signed in it is no longer on this disk: nothing is signed until "
+                "it cannot be signed twice (if nobody else ever took part, remove %s and restart)",
+                run_id[:12],
+                mark.file,
+            )
+        elif highest_own is not None:
+            mark.note(highest_own)
+        return mark
 
     @property
     def _network_file(self) -> Path:
@@ -227,6 +252,8 @@ class Agent:
             *("--device", self.config.device),
             *("--threads", str(self.config.num_threads(self.num_cores))),
             *("--author", self.identity.peer_id),
+            *("--duty-fraction", f"{self.config.duty_fraction:g}"),
+            *("--gpu-max-bytes", str(self.config.gpu_max_bytes)),
             *("--checkpoint-every-s", f"{self.config.checkpoint_every_s:g}"),
         ]
 

@@ -18,6 +18,7 @@ import trio
 from p2p.identity import Identity, verify_signature
 from volunteer.agent.height_index import HeightIndex
 from volunteer.agent.record_log import RecordLog
+from volunteer.agent.signed_mark import SignedMark
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.records import (
     Close,
@@ -66,7 +67,9 @@ def verify_envelope(data: bytes, run_id: str, module_id: str) -> SignedRecord:
 class RecordBook:
     """The records of one run's module."""
 
-    def __init__(self, log: RecordLog, identity: Identity, known: Knowledge) -> None:
+    def __init__(
+        self, log: RecordLog, identity: Identity, known: Knowledge, mark: SignedMark
+    ) -> None:
         """Open the book; `load` reads what is on disk.
 
         Args:
@@ -74,10 +77,12 @@ class RecordBook:
             identity: signs own records.
             known: says what there is room for. It draws the seats of newcomers with a salt that is
                 made here and never leaves this process.
+            mark: told of what is signed before it is kept.
         """
         self._log = log
         self._identity = identity
         self._known = known
+        self._mark = mark
         known.salt = secrets.token_hex(16)
         self._kept = HeightIndex()
         self._being_kept: set[str] = set()
@@ -171,6 +176,8 @@ class RecordBook:
         deleted = tuple(self._to_delete)
         self._log.forget(deleted)
         del self._to_delete[: len(deleted)]
+        if is_own:
+            self._mark.note(signed.record.round_index)
         self._log.append(
             signed.record_id,
             signed.envelope,

@@ -135,6 +135,11 @@ class RecordLog:
             raise KeyError(record_id)
         return self._checked(*rows[0])
 
+    def highest_own(self) -> int | None:
+        """Return the greatest height of the records that this member signed; None: it has none."""
+        ((height,),) = self._fetch("SELECT max(round_index) FROM records WHERE is_own = 1", ())
+        return None if height is None else int(height)
+
     def note(self, kind: str, payload: str) -> None:
         """Keep a fact that no record states, e.g. work dropped; durable. Again changes nothing.
 

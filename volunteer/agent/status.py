@@ -24,9 +24,17 @@ from volunteer.agent.trainer_service import TRIED_AGAIN, TrainerService
 from volunteer.answers import CatchUp, PeerStatus, Stats, Status
 from volunteer.policy.idle import Decision
 from volunteer.policy.veto import Cause
+from volunteer.rounds.silence import ALONE_ROUNDS, LISTEN_ROUNDS
 from volunteer.run import RunSpec
 
 _CONTRIBUTING = "Nothing stands against it: nobody uses this machine, and nothing else does."
+_SILENT = (
+    "What this volunteer has signed in this run is no longer on its disk: it trains, and signs "
+    "nothing until that cannot be signed twice."
+)
+_SILENT_ENDS = (
+    f"it has listened to the others for {LISTEN_ROUNDS:g} rounds, or to nobody for {ALONE_ROUNDS:g}"
+)
 _REGARDLESS = "Whatever the idle policy says (`--ignore-idle`)."
 
 
@@ -89,7 +97,6 @@ class StatusSource:
 
     def state(self) -> tuple[str, str, str]:
         """Return (state, reason, what ends it)."""
-        view = self.trainer.view
         if self.is_stopping:
             return "stopped", "The agent is ending.", "you start it again"
         if self.driver.machine.alarm is not None:
@@ -103,22 +110,32 @@ class StatusSource:
             state = "paused" if self.policy.is_paused_by_owner else "waiting"
             state = "starting" if decision.cause is Cause.LOOKING else state
             return state, decision.reason, self._with_time_left(decision)
-        if self.trainer.is_frozen or self.aggregator.is_frozen:
-            who = "trainer" if self.trainer.is_frozen else "aggregator"
-            return "waiting", f"The {who} was stopped by a signal from outside.", "it is woken"
-        if view.problem:
-            problem = view.problem[0].upper() + view.problem[1:]
-            return "waiting", f"{problem}.", self._with_left(view.resumes_when, self._tried_in_s())
-        if self.aggregator.is_broken:
-            reason = "The aggregator keeps crashing and is in quarantine: its log says why."
-            return "waiting", reason, self._with_left(TRIED_AGAIN, self._tried_in_s())
-        if self.driver.storage_problem:
-            return "waiting", f"{self.driver.storage_problem}.", "there is room on the disk"
+        trouble = self._trouble()
+        if trouble is not None:
+            return "waiting", *trouble
         if self.driver.is_catching_up:
             return "catching_up", self._what_is_fetched(), "it is here"
         if not self.policy.is_training:
             return "starting", self._what_is_starting(), "the first step is taken"
         return "contributing", _REGARDLESS if self.policy.is_idle_ignored else _CONTRIBUTING, ""
+
+    def _trouble(self) -> tuple[str, str] | None:
+        """Return what has gone wrong with a part of the program, and what ends it."""
+        view = self.trainer.view
+        if self.trainer.is_frozen or self.aggregator.is_frozen:
+            who = "trainer" if self.trainer.is_frozen else "aggregator"
+            return f"The {who} was stopped by a signal from outside.", "it is woken"
+        if view.problem:
+            problem = view.problem[0].upper() + view.problem[1:]
+            return f"{problem}.", self._with_left(view.resumes_when, self._tried_in_s())
+        if self.aggregator.is_broken:
+            reason = "The aggregator keeps crashing and is in quarantine: its log says why."
+            return reason, self._with_left(TRIED_AGAIN, self._tried_in_s())
+        if self.driver.storage_problem:
+            return f"{self.driver.storage_problem}.", "the disk can be written to again"
+        if self.driver.machine.is_silent:
+            return _SILENT, _SILENT_ENDS
+        return None
 
     def _what_is_fetched(self) -> str:
         progress = self.driver.state_progress

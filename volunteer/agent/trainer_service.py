@@ -3,7 +3,8 @@
 Runs in: agent. What goes wrong with it is told by `view.problem`, with what ends it and when:
 
 - it ended: started again after 1, 2, 4, 8 s; put into quarantine after five times (backoff.py);
-- others hold the memory: they are named, and it is tried again in a minute, then more seldom;
+- others hold the memory: they are named, and it is tried again in a minute, then more seldom; as
+  it is, sooner, where the disk cannot be written: neither is the trainer's fault;
 - it hangs: killed by the watch on its inner steps (step_watch.py); its last snapshot stands;
 - a signal from outside has stopped it: woken (child.py).
 """
@@ -16,6 +17,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import trio
@@ -24,7 +26,7 @@ from volunteer.agent.backoff import CRASH_WINDOW_S, MAX_CRASHES, Backoff
 from volunteer.agent.child import Child
 from volunteer.agent.memory_holders import count_oom_kills, name_holders
 from volunteer.agent.step_watch import WATCH_EVERY_S, StepWatch
-from volunteer.errors import OutOfGpuMemoryError
+from volunteer.errors import OutOfGpuMemoryError, StorageFullError, StorageReadOnlyError
 from volunteer.messages import (
     Rebase,
     Rebased,
@@ -42,12 +44,28 @@ from volunteer.messages import (
 log = logging.getLogger(__name__)
 STOP_DEADLINE_S = 4.0
 """To save a snapshot and end; the owner was promised five seconds."""
-MEMORY_WAIT_S = 60.0
-MAX_MEMORY_WAIT_S = 960.0
-"""Others' programs do not let go of their memory for being asked often: 1, 2, 4, 8, 16 min."""
+MEMORY_WAIT_S, DISK_WAIT_S = 60.0, 5.0
+"""Other programs do not let go of their memory for being asked often."""
+LONGER_TIMES = 16
+"""At most: 1, 2, 4, 8, 16 min for memory."""
 STARTED_AGAIN = "it is started again"
 TRIED_AGAIN = "`allmende resume` tries again at once; else it is tried"
 LET_GO = "they have let go of it: it is tried again"
+WRITABLE = "it can be written again: it is tried"
+
+
+class Lack(Enum):
+    """What a trainer could not get, through no fault of its own."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+_LACKS = {
+    OutOfGpuMemoryError.__name__: Lack.MEMORY,
+    StorageFullError.__name__: Lack.DISK,
+    StorageReadOnlyError.__name__: Lack.DISK,
+}
 
 
 @dataclass(slots=True)
@@ -97,8 +115,8 @@ class TrainerService:
         self._backoff = Backoff()
         self._watch = StepWatch()
         self._has_stepped = False
-        self._lacks_memory = False
-        self._memory_wait_s = MEMORY_WAIT_S
+        self._lack: Lack | None = None
+        self._num_lacks = 0
         self._try_now = trio.Event()
         self._tries_at_s: float | None = None
         self.is_placed = False
@@ -135,7 +153,7 @@ class TrainerService:
     def forgive(self) -> None:
         """Try at once, whatever happened before: the owner wants it."""
         self._backoff.forgive()
-        self._memory_wait_s = MEMORY_WAIT_S
+        self._num_lacks = 0
         self._try_now.set()
 
     def send(self, command: TrainerCommand) -> bool:
@@ -187,15 +205,8 @@ class TrainerService:
     async def _judge(self, end: str) -> float:
         """Say what is wrong, after an end that nobody wanted; return the seconds to wait."""
         view = self.view
-        if self._lacks_memory:
-            holders = await trio.to_thread.run_sync(name_holders, view.device)
-            named = f"; most of it is held by {', '.join(holders)}" if holders else ""
-            view.problem = f"there is too little memory to train{named}"
-            view.resumes_when = LET_GO
-            wait_s = self._memory_wait_s
-            self._memory_wait_s = min(2 * wait_s, MAX_MEMORY_WAIT_S)
-            log.error("trainer paused: %s (%s)", view.problem, end)
-            return wait_s
+        if self._lack is not None:
+            return await self._wait_for(self._lack, end)
         wait_s = self._backoff.note_crash(trio.current_time())
         if not self._backoff.is_broken:
             view.problem, view.resumes_when = f"the trainer has ended: {end}", STARTED_AGAIN
@@ -207,6 +218,21 @@ class TrainerService:
         view.problem = f"the trainer ended {often} and is in quarantine: {end}"
         view.resumes_when = TRIED_AGAIN
         log.error("%s; %s (see %s)", view.problem, view.resumes_when, self._log_file)
+        return wait_s
+
+    async def _wait_for(self, lack: Lack, end: str) -> float:
+        """Say what others have to give it; return the seconds until it is looked for again."""
+        view = self.view
+        if lack is Lack.MEMORY:
+            holders = await trio.to_thread.run_sync(name_holders, view.device)
+            named = f"; most of it is held by {', '.join(holders)}" if holders else ""
+            view.problem = f"there is too little memory to train{named}"
+            view.resumes_when, wait_s = LET_GO, MEMORY_WAIT_S
+        else:
+            view.problem, view.resumes_when, wait_s = end, WRITABLE, DISK_WAIT_S
+        log.error("trainer paused: %s (%s)", view.problem, end)
+        wait_s *= float(min(LONGER_TIMES, 2**self._num_lacks))
+        self._num_lacks += 1
         return wait_s
 
     async def _rest(self, wait_s: float) -> None:
@@ -222,7 +248,8 @@ class TrainerService:
     async def _run_once(self) -> str:
         """Run one process; return how it ended, for people."""
         self._ended = trio.Event()
-        self._has_stepped = self.is_placed = self._lacks_memory = False
+        self._has_stepped = self.is_placed = False
+        self._lack = None
         self._watch = StepWatch()
         self.view.problem = ""
         num_oom_kills = count_oom_kills()
@@ -248,7 +275,7 @@ class TrainerService:
         if self.view.problem:
             return self.view.problem
         if status == -signal.SIGKILL and not child.was_killed and count_oom_kills() > num_oom_kills:
-            self._lacks_memory = True
+            self._lack = Lack.MEMORY
             return "the system killed it, since memory ran out"
         return f"it was killed by signal {-status}" if status < 0 else f"exit status {status}"
 
@@ -275,7 +302,7 @@ class TrainerService:
                 self._has_stepped = True
                 self._backoff.note_progress()
                 self._watch.note_step()
-                self._memory_wait_s = MEMORY_WAIT_S
+                self._num_lacks = 0
                 view.inner_step, view.tokens_total = event.inner_step, event.tokens_total
                 view.tokens_since_contribution = event.tokens_since_contribution
                 view.tokens_per_s, view.loss = event.tokens_per_s, event.loss
@@ -288,6 +315,6 @@ class TrainerService:
                 self._stopping_at_s = trio.current_time()
             case TrainerFailed():
                 view.problem = f"{event.message}; {event.hint}" if event.hint else event.message
-                self._lacks_memory = event.error == OutOfGpuMemoryError.__name__
+                self._lack = _LACKS.get(event.error)
                 log.error("trainer failed: %s", view.problem)
         await self._on_event(event)

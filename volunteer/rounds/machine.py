@@ -204,6 +204,11 @@ class Machine:
                 assert isinstance(event, ev.Ticked)
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it has lost what it signed, and must not sign yet."""
+        return self._silence.is_kept
+
+    @property
     def is_on_its_way(self) -> bool:
         """Whether a state to move to is being fetched or computed."""
         return any(self._requests.is_busy(kind) for kind in (Kind.FETCH_STATE, Kind.COMPUTE))
@@ -365,7 +370,7 @@ class Machine:
 
     def _sign_contribution(self, event: ev.ContributionEncoded) -> None:
         base = self.known.facts.get(event.base)
-        if base is None or event.base in self._encoded_bases:
+        if base is None or event.base in self._encoded_bases or self.is_silent:
             return
         self._encoded_bases.add(event.base)
         self._written_blobs.add(event.blob_id)

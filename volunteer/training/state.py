@@ -25,7 +25,7 @@ from torch import Tensor
 
 from p2p.blobstore import BlobStore, blob_id_of_file
 from p2p.errors import BlobStoreFullError
-from volunteer.errors import CheckpointCorruptError, StorageFullError
+from volunteer.errors import CheckpointCorruptError, StorageFullError, StorageReadOnlyError
 from volunteer.training.blob_format import (
     MAX_HEADER_BYTES,
     TensorEntry,
@@ -182,6 +182,10 @@ def _full_disk_is_typed() -> Iterator[None]:
     except BlobStoreFullError as error:
         raise StorageFullError(str(error)) from error
     except OSError as error:
+        if error.errno in (errno.EROFS, errno.EIO):
+            raise StorageReadOnlyError(
+                f"the shared state cannot be written: {error.strerror}"
+            ) from error
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise StorageFullError(f"no room for the shared state: {error.strerror}") from error

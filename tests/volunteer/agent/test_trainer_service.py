@@ -24,11 +24,13 @@ from volunteer.agent.backoff import MAX_CRASHES, QUARANTINE_S
 from volunteer.agent.child import LOOK_EVERY_S, LOOKS_UNTIL_WOKEN
 from volunteer.agent.step_watch import SILENCE_DEADLINE_S, WATCH_EVERY_S
 from volunteer.agent.trainer_service import (
+    DISK_WAIT_S,
     LET_GO,
     MEMORY_WAIT_S,
     STARTED_AGAIN,
     STOP_DEADLINE_S,
     TRIED_AGAIN,
+    WRITABLE,
     TrainerService,
 )
 from volunteer.messages import (
@@ -282,6 +284,23 @@ def test_who_holds_the_memory_is_named_and_it_is_tried_more_and_more_seldom(
         service.forgive()
         await until(lambda: service.pid)
         await until(lambda: not service.view.problem)
+
+    trainer.run(body)
+
+
+def test_a_disk_that_cannot_be_written_is_waited_for_and_is_no_crash(tmp_path: Path) -> None:
+    trainer = Fixture(tmp_path, programs.TRAINER_DISK_FULL)
+
+    async def body(nursery: trio.Nursery, clock: MockClock) -> None:
+        service = trainer.service
+        service.want()
+        for number in range(7):
+            wait_s = DISK_WAIT_S * min(16, 2**number)
+            await until(lambda wait_s=wait_s: service.tried_in_s == wait_s)  # type: ignore[misc]
+            assert service.view.problem == "no space left to write it; make room"
+            assert service.view.resumes_when == WRITABLE
+            clock.jump(wait_s)
+        assert not service._backoff.is_broken
 
     trainer.run(body)
 

@@ -7,7 +7,7 @@ from tests.volunteer.rounds.desk import FAILOVER_S, ROUND_S, Desk, only
 from tests.volunteer.rounds.test_chain import grown
 from volunteer.rounds import events as ev
 from volunteer.rounds.machine import Machine
-from volunteer.rounds.silence import Silence
+from volunteer.rounds.silence import ALONE_ROUNDS, STEPS_PER_ROUND, Silence
 from volunteer.rounds.turn import Timing
 
 
@@ -64,6 +64,38 @@ def test_a_clock_that_jumps_does_not_end_the_listening() -> None:
     assert not silence.may_sign(10, 10, now_s=50 * ROUND_S + 1.0, round_s=ROUND_S)
 
 
-def test_who_has_heard_nobody_stays_silent() -> None:
+def silent_rounds(silence: Silence, height: int, highest_known: int, begin_s: float = 0.0) -> int:
+    """Return for how many rounds it says nothing."""
+    step_s = ROUND_S / STEPS_PER_ROUND
+    for step in range(int(3 * ALONE_ROUNDS * STEPS_PER_ROUND)):
+        if silence.may_sign(height, highest_known, begin_s + step * step_s, ROUND_S):
+            return step // STEPS_PER_ROUND
+    raise AssertionError("for ever")
+
+
+def test_who_has_heard_nobody_stays_silent_for_long_but_not_for_ever() -> None:
     silence = Silence(is_kept=True)
-    assert not any(silence.may_sign(0, 0, now_s=10.0 * i, round_s=ROUND_S) for i in range(1000))
+    assert silent_rounds(silence, 0, 0) == ALONE_ROUNDS
+    assert not silence.is_kept
+
+
+def test_a_swarm_that_has_gone_silent_is_waited_for_as_long() -> None:
+    silence = Silence(is_kept=True)
+    assert not silence.may_sign(5, 5, 0.0, ROUND_S)
+    assert not silence.may_sign(6, 6, 100 * ROUND_S, ROUND_S)
+    assert silent_rounds(silence, 6, 6, begin_s=100 * ROUND_S) == ALONE_ROUNDS
+
+
+def test_a_snapshot_that_remembers_what_was_sent_is_not_signed_again() -> None:
+    """The trainer's folder may have survived the records."""
+    chain, _, desk = forgetful_desk()
+    event = ev.ContributionEncoded(
+        base=chain.rules.genesis_id,
+        blob_id="b" * 64,
+        blob_bytes=10,
+        codec="int4",
+        codec_version=1,
+        tokens=100,
+        carries=(),
+    )
+    assert not only(desk.machine.handle(event, 1.0), ev.PublishRecord)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from p2p.blobstore import BlobStore, blob_id_of_file
 from tests.volunteer.training.synthetic import gradient
-from volunteer.errors import CheckpointCorruptError, StorageFullError
+from volunteer.errors import CheckpointCorruptError, StorageFullError, StorageReadOnlyError
 from volunteer.training import state as state_file
 from volunteer.training.state import (
     SharedState,
@@ -147,14 +147,21 @@ def test_a_state_of_another_model_is_refused(store: BlobStore) -> None:
         read_state(file, P + 1)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.ENOSPC, StorageFullError),
+        (errno.EROFS, StorageReadOnlyError),
+        (errno.EACCES, PermissionError),
+    ],
+)
 def test_a_full_disk_is_named_and_nothing_is_left(
-    number: int, store: BlobStore, monkeypatch: pytest.MonkeyPatch
+    number: int, told: type[Exception], store: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_arguments: object) -> None:
         raise OSError(number, "injected")
 
     monkeypatch.setattr(state_file, "_write_at", fail)
-    with pytest.raises(StorageFullError if number == errno.ENOSPC else OSError):
+    with pytest.raises(told):
         write_state(make_state(), store)
     assert list(store.directory.iterdir()) == []
