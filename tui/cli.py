@@ -19,6 +19,7 @@ from tui.client import DEADLINE_S, ControlClient
 from tui.config_verb import config_app
 from tui.doctor import doctor
 from tui.lab import lab_app
+from tui.service_verb import service_app
 from tui.setup import setup
 from tui.wording import clean
 from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
@@ -42,6 +43,7 @@ app = typer.Typer(
 
 app.add_typer(config_app, name="config")
 app.add_typer(lab_app, name="lab")
+app.add_typer(service_app, name="service")
 app.command()(doctor)
 app.command()(setup)
 
