@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from volunteer.errors import VolunteerError
+from volunteer.interrupts import holding_signals
 
 DEMO_COMMAND = (sys.executable, "-P", "-m", "volunteer.agent.demo")
 INTERRUPTED_EXIT_CODE = 130
@@ -62,12 +63,16 @@ def _verify_empty(folder: Path) -> None:
 def _run(argv: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # also then, nothing may be left running
-    with subprocess.Popen([*DEMO_COMMAND, *argv], cwd="/", start_new_session=True) as process:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.terminate()
-        _wait_uninterrupted(process)
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with holding_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process = subprocess.Popen([*DEMO_COMMAND, *argv], cwd="/", start_new_session=True)
+        return process.wait()
+    except KeyboardInterrupt:
+        if process is None:  # it could not be started
+            raise
+        process.terminate()
+    _wait_uninterrupted(process)
     if process.returncode == -signal.SIGTERM:  # it had not begun, and so has not said it
         _say("stopped; nothing is left running")
     return INTERRUPTED_EXIT_CODE

@@ -9,7 +9,6 @@ Told to end (Ctrl+C, SIGTERM, SIGHUP), it ends the agents first, and exits with 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import logging
 import os
@@ -17,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +30,7 @@ from volunteer.agent.verify import DemoCheck, verify_demo
 from volunteer.answers import RoundPoint, Status
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import NoAgentError, VolunteerError
+from volunteer.interrupts import holding_signals
 from volunteer.locations import HOME_VARIABLE, Locations
 from volunteer.logs import open_log
 from volunteer.run import RunSpec, format_run_spec, signed_bytes
@@ -88,7 +88,7 @@ class Demo:
             statuses = trio.run(functools.partial(self._train, homes))
             points = trio.run(self._history, homes[0])
         finally:
-            with holding_interrupts():
+            with holding_signals(signal.SIGINT):
                 self._end_all()
         say("They have ended. Now every round is computed again from what they published ...")
         check = verify_demo(self._folder)
@@ -124,7 +124,7 @@ class Demo:
         argv += ["--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0", "--no-mdns"]
         argv += ["--run-file", str(self._folder / SPEC_NAME), *flags]
         log_file = os.fdopen(open_log(locations.log_dir / "agent.log"), "ab")
-        with log_file, holding_interrupts():
+        with log_file, holding_signals(signal.SIGINT):
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -210,19 +210,6 @@ def say(text: str) -> None:
     """Tell a person how it goes."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
-
-
-@contextlib.contextmanager
-def holding_interrupts() -> Iterator[None]:
-    """Let what must be whole be whole: a Ctrl+C in the meantime is raised at the end."""
-    held: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if held:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _count(number: int, noun: str) -> str:
