@@ -29,6 +29,16 @@ if [ "$(uname -s)" = Linux ]; then
   command -v git >/dev/null || packages="$packages git"      # the documents' tests ask what is committed
   command -v ip >/dev/null || packages="$packages iproute2"  # system tests: network namespaces
   command -v tmux >/dev/null || packages="$packages tmux"    # system tests: a terminal
+  # System tests: desktops without a screen, a bus of our own, and who judges our unit file.
+  command -v Xvfb >/dev/null || packages="$packages xvfb"
+  command -v xdotool >/dev/null || packages="$packages xdotool"
+  command -v sway >/dev/null || packages="$packages sway"
+  command -v wtype >/dev/null || packages="$packages wtype"
+  command -v dbus-daemon >/dev/null || packages="$packages dbus-daemon"
+  command -v systemd-analyze >/dev/null || packages="$packages systemd"
+  if [ -n "$pytest_arguments" ]; then
+    command -v kwin_wayland >/dev/null || packages="$packages kwin-wayland"  # 81 MB
+  fi
 fi
 # shellcheck disable=SC2086  # a list of package names
 if [ -n "${packages# }" ]; then

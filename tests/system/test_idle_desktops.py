@@ -56,6 +56,7 @@ def test_a_wayland_compositor_tells_by_itself_when_a_key_was_pressed() -> None:
         source.close()
 
 
+@pytest.mark.full
 def test_kwin_tells_over_ext_idle_notify() -> None:
     with kwin() as socket_file:
         source = WaylandSource(socket_file)
