@@ -23,6 +23,8 @@ from volunteer.policy.hours import parse_hours
 
 MAX_CONFIG_BYTES = 64 * 1024
 _GIB = 1024**3
+GPU_CONTEXT_BYTES = 600 * 1024**2
+"""What the driver takes for a process beside its tensors: 300 to 600 MB for CUDA with cuBLAS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,9 @@ class Config:
     threads: int = 0
     """CPU threads of the trainer, 0 to 1024; 0 means all cores but one. Default 0, so that the
     desktop keeps a core."""
+    duty_fraction: float = 1.0
+    """Part of the time in which the device works, 0.05 to 1; it rests between inner steps. Default
+    1: idle time is idle; less makes it quieter and cooler."""
     checkpoint_every_s: float = 60.0
     """Seconds of training between two checkpoints, 1 to 3600: the most that a crash can lose.
     Default 60, at which writing costs little on a small model."""
@@ -56,18 +61,34 @@ class Config:
     download_bytes_per_s: int = 0
     """Bytes a second that all connections together may receive: 0 for no limit, or at least 65536.
     Default 0: what the line can do."""
+    monthly_data_budget_bytes: int = 0
+    """Bytes that the network may carry for this program in a calendar month (UTC), sent and received
+    together: 0 for no limit, or at least 1 MB. When they are used up it goes offline until the next
+    month. Default 0. What TCP and below add, about 2 %, is not counted."""
+    agent_memory_limit_bytes: int = 300 * 1024**2
+    """Bytes of memory above which the agent starts itself anew, at most once an hour, without loss:
+    0 for never, or at least 64 MiB. Default 300 MiB, three times what it needs."""
     disk_min_free_bytes: int = 2 * _GIB
     """Bytes of disk that are always left free, at least 64 MiB; below, contributing pauses.
     Default 2 GiB: a checkpoint of a small model many times over, and room for the desktop."""
+    disk_max_bytes: int = 0
+    """Bytes that this program's own data may take on the disk: 0 for no limit, or at least 64 MiB.
+    Old shared states are dropped first; above it contributing pauses. Default 0."""
     ram_min_available_bytes: int = 512 * 1024**2
     """Bytes of memory that programs must still be able to get; below, contributing pauses. Default
     512 MiB, from which on a desktop starts to swap."""
+    ram_max_bytes: int = 0
+    """Bytes of memory that all processes of this program may hold together: 0 for no limit, or at
+    least 512 MiB. Above it contributing pauses, and is tried again after ten minutes. Default 0."""
     gpus: tuple[str, ...] = ()
     """GPUs to use, by their own ids (`nvidia-smi -L`), which stay when cards are moved; empty: all.
     Default empty."""
     gpu_min_free_bytes: int = 1024**3
     """Bytes of GPU memory that must be free, or ours; below, contributing pauses, since it would
     push others out. Default 1 GiB."""
+    gpu_max_bytes: int = 0
+    """Bytes of GPU memory that the trainer may take: 0 for no limit, or at least 1 GiB. It then
+    takes smaller micro-batches. Default 0: what is free, less `gpu_min_free_bytes`."""
     temperature_limit_celsius: float = 95.0
     """Degrees of the CPU, 40 to 120, at which contributing pauses, until it is 10 below. Default
     95, which laptops reach only when their cooling does not keep up."""

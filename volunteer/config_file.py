@@ -22,7 +22,14 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
 FIXED_KEYS = frozenset(
     {
         *("device", "threads", "checkpoint_every_s", "listen", "bootstrap", "mdns", "dht"),
-        *("upload_bytes_per_s", "download_bytes_per_s", "gpus"),
+        *(
+            "agent_memory_limit_bytes",
+            "upload_bytes_per_s",
+            "download_bytes_per_s",
+            "gpus",
+            "gpu_max_bytes",
+            "duty_fraction",
+        ),
     }
 )
 """What an agent that runs takes note of at its next start only."""

@@ -53,11 +53,16 @@ def _number_rule(least: float, most: float, *, is_whole: bool) -> Callable[[obje
     return problem
 
 
-def _rate_problem(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and value == 0:
-        return ""
-    problem = _number_rule(MIN_RATE_BYTES_PER_S, 2**40, is_whole=True)(value)
-    return f"{problem} (0: no limit)" if problem else ""
+def _limit_rule(least: int, most: int = 2**50) -> Callable[[object], str]:
+    """Return the rule for a number of bytes of which 0 means that there is no limit."""
+
+    def problem(value: object) -> str:
+        if isinstance(value, int) and not isinstance(value, bool) and value == 0:
+            return ""
+        found = _number_rule(least, most, is_whole=True)(value)
+        return f"{found} (0: no limit)" if found else ""
+
+    return problem
 
 
 def _bool_problem(value: object) -> str:
@@ -123,17 +128,23 @@ def _gpu_check(text: str) -> str:
 RULES: dict[str, Callable[[object], str]] = {
     "device": _device_problem,
     "threads": _number_rule(0, 1024, is_whole=True),
+    "duty_fraction": _number_rule(0.05, 1, is_whole=False),
     "checkpoint_every_s": _number_rule(1, 3600, is_whole=False),
     "listen": _addresses_rule(parse_address, "/ip4/0.0.0.0/tcp/4001"),
     "bootstrap": _addresses_rule(parse_peer_address, "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW..."),
     "mdns": _bool_problem,
     "dht": _bool_problem,
-    "upload_bytes_per_s": _rate_problem,
-    "download_bytes_per_s": _rate_problem,
+    "upload_bytes_per_s": _limit_rule(MIN_RATE_BYTES_PER_S, 2**40),
+    "download_bytes_per_s": _limit_rule(MIN_RATE_BYTES_PER_S, 2**40),
+    "monthly_data_budget_bytes": _limit_rule(1_000_000),
+    "agent_memory_limit_bytes": _limit_rule(64 * 1024**2),
     "disk_min_free_bytes": _number_rule(64 * 1024**2, 2**50, is_whole=True),
+    "disk_max_bytes": _limit_rule(64 * 1024**2),
     "ram_min_available_bytes": _number_rule(0, 2**50, is_whole=True),
+    "ram_max_bytes": _limit_rule(512 * 1024**2),
     "gpus": _strings_rule("GPU-8a5c0d3e-...", _gpu_check),
     "gpu_min_free_bytes": _number_rule(0, 2**50, is_whole=True),
+    "gpu_max_bytes": _limit_rule(1024**3),
     "temperature_limit_celsius": _number_rule(40, 120, is_whole=False),
     "gpu_temperature_limit_celsius": _number_rule(40, 120, is_whole=False),
     "idle_minutes": _number_rule(0.02, 1440, is_whole=False),

@@ -252,6 +252,8 @@ class Agent:
             *("--device", self.config.device),
             *("--threads", str(self.config.num_threads(self.num_cores))),
             *("--author", self.identity.peer_id),
+            *("--duty-fraction", f"{self.config.duty_fraction:g}"),
+            *("--gpu-max-bytes", str(self.config.gpu_max_bytes)),
             *("--checkpoint-every-s", f"{self.config.checkpoint_every_s:g}"),
         ]
 

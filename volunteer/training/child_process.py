@@ -153,6 +153,13 @@ class Inbox(Generic[CommandT]):
         except queue.Empty:
             return None
 
+    def wait_command(self, timeout_s: float) -> CommandT | None:
+        """Return the next command, as soon as there is one; None if none comes in time."""
+        try:
+            return self._commands.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
     def read_from(self, stream: BinaryIO) -> None:
         """Queue the commands of `stream` until its end, which is a stop. Blocks.
 

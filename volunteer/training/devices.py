@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from volunteer.config import GPU_CONTEXT_BYTES
 from volunteer.errors import ConfigError
 
 _CPU = "cpu"
@@ -97,6 +98,31 @@ def release_cached_memory(device: torch.device) -> None:
         torch.mps.empty_cache()
     elif device.type == "xpu":
         torch.xpu.empty_cache()
+
+
+def limit_memory(device: Device, max_bytes: int) -> None:
+    """Have torch take no more of the device's memory than the owner allows.
+
+    Beyond, a step runs out of memory, and is tried with smaller micro-batches. What the driver's
+    context takes is not torch's to limit: GPU_CONTEXT_BYTES are left for it.
+
+    Args:
+        device: the one that trains; on a CPU nothing is limited.
+        max_bytes: for the whole process.
+    """
+    kind = device.torch_device.type
+    for_torch = max(0, max_bytes - GPU_CONTEXT_BYTES)
+    if kind == "cuda":
+        total_bytes = torch.cuda.get_device_properties(device.torch_device).total_memory
+        fraction = min(1.0, for_torch / total_bytes)
+        torch.cuda.set_per_process_memory_fraction(fraction, device.torch_device)
+    elif kind == "xpu":
+        total_bytes = torch.xpu.get_device_properties(device.torch_device).total_memory
+        fraction = min(1.0, for_torch / total_bytes)
+        torch.xpu.set_per_process_memory_fraction(fraction, device.torch_device)
+    elif kind == "mps":
+        fraction = min(1.0, for_torch / torch.mps.recommended_max_memory())
+        torch.mps.set_per_process_memory_fraction(fraction)
 
 
 def _describe(kind: str, number: int) -> Device:

@@ -19,11 +19,17 @@ class Meter:
         self.reported_at = now_s
         self._steps: deque[tuple[float, int]] = deque()
         self._losses: list[float] = []
+        self._rest_s = 0.0
+
+    def add_rest(self, duration_s: float) -> None:
+        """Count the rest that the owner's duty cycle wants before the next step."""
+        self._rest_s += duration_s
 
     def add_step(self, duration_s: float, num_tokens: int, loss: float) -> None:
         """Count one inner step."""
         self._losses.append(loss)
-        self._steps.append((duration_s, num_tokens))
+        self._steps.append((duration_s + self._rest_s, num_tokens))
+        self._rest_s = 0.0
         while len(self._steps) > 1 and self._training_s - self._steps[0][0] >= RATE_WINDOW_S:
             self._steps.popleft()
 
@@ -33,7 +39,7 @@ class Meter:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of training; pauses do not count."""
+        """Tokens per second of training and the rest between steps; pauses do not count."""
         num_tokens = sum(num_tokens for _, num_tokens in self._steps)
         return num_tokens / self._training_s if self._training_s > 0 else 0.0
 

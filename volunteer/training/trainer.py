@@ -92,7 +92,7 @@ def _train(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
-    from volunteer.training.devices import choose_device, is_out_of_memory
+    from volunteer.training.devices import choose_device, is_out_of_memory, limit_memory
     from volunteer.training.module_blobs import ModuleBlobs
     from volunteer.training.snapshot import SnapshotStore
     from volunteer.training.training_loop import LoopSettings, TrainingLoop
@@ -100,6 +100,9 @@ def _train(
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     spec = read_run_spec(arguments.run_dir / "spec.toml")
+    device = choose_device(arguments.device)
+    if arguments.gpu_max_bytes:
+        limit_memory(device, arguments.gpu_max_bytes)
     module_dir: Path = arguments.run_dir / "modules" / arguments.module
     try:
         TrainingLoop(
@@ -107,8 +110,9 @@ def _train(
                 spec=spec,
                 peer_seed=arguments.author.encode(),
                 checkpoint_every_s=arguments.checkpoint_every_s,
+                duty_fraction=arguments.duty_fraction,
             ),
-            device=choose_device(arguments.device),
+            device=device,
             blobs=ModuleBlobs(
                 BlobStore(module_dir / "blobs"), spec, arguments.module, arguments.author
             ),
@@ -139,6 +143,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch likes")
     parser.add_argument("--author", required=True, help="peer id of this volunteer")
     parser.add_argument("--checkpoint-every-s", type=float, default=60.0)
+    parser.add_argument("--duty-fraction", type=float, default=1.0, help="part of the time, 0 to 1")
+    parser.add_argument("--gpu-max-bytes", type=int, default=0, help="0: no limit")
     parser.add_argument("--log-file", type=Path, help="what stderr is, kept small")
     return parser.parse_args()
 

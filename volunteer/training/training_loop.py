@@ -19,7 +19,6 @@ from torch import Tensor
 
 from volunteer.errors import (
     ContributionRejectedError,
-    OutOfGpuMemoryError,
     StorageFullError,
     TrainerError,
     VolunteerError,
@@ -45,18 +44,14 @@ from volunteer.training.devices import Device, is_out_of_memory, release_cached_
 from volunteer.training.diloco import LocalState
 from volunteer.training.inner import NotFiniteError, StepResult, learning_rate
 from volunteer.training.meter import Meter
+from volunteer.training.micro_batches import MicroBatches
 from volunteer.training.module_blobs import ModuleBlobs
-from volunteer.training.pace import DutyCycle, MicroBatchWatch
+from volunteer.training.pace import DutyCycle
 from volunteer.training.progress import Progress, carried_ids, unknown_carried
 from volunteer.training.pseudo_gradient import DenseCodec
 from volunteer.training.snapshot import SnapshotStore
 
 STEPPED_EVERY_S = 0.5
-MICRO_BATCH_TOKENS = {"cpu": 1024}
-"""By kind of device. On CPUs about 0.1 s of the built-in run: a stop is seen soon, and larger
-micro-batches were no faster."""
-MICRO_BATCH_TOKENS_ACCELERATOR = 16384
-"""Fills a GPU; halved where its memory does not suffice."""
 
 _log = logging.getLogger(__name__)
 
@@ -120,12 +115,7 @@ class TrainingLoop:
         self._has_returned = False
         self._meter = Meter(now_s())
         self._duty = DutyCycle(settings.duty_fraction)
-        self._micro_batches = MicroBatchWatch()
-        self._micro_batch_sequences = _micro_batch_sequences(self._spec, device)
-        self._has_fitted = False
-        """Whether a step has had enough memory: less is then for others' sake."""
-        self._is_squeezed = False
-        """Whether others have taken memory since, and half a micro-batch made room once."""
+        self._micro_batches = MicroBatches(self._spec, device)
 
     def run(self) -> None:
         """Load the snapshot, then train and obey until told to stop.
@@ -224,20 +214,16 @@ class TrainingLoop:
                 state,
                 self._windows(state.progress.inner_step),
                 self._spec,
-                micro_batch_sequences=self._micro_batch_sequences,
+                micro_batch_sequences=self._micro_batches.sequences,
                 device=self._device,
                 should_stop=self._should_stop,
             )
-            self._micro_batches.note_end(self._now_s())
-            if self._micro_batches.take_verdict() and self._micro_batch_sequences > 1:
-                self._micro_batch_sequences //= 2
-                _log.info("slow here: micro_batch_sequences=%d", self._micro_batch_sequences)
-            self._has_fitted |= result is not None
+            self._micro_batches.note_step(self._now_s(), is_whole=result is not None)
             return result
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            self._halve_micro_batch(error)
+            self._micro_batches.halve(error)
         # Only here is what the failed step held in memory free.
         release_cached_memory(self._device.torch_device)
         return None
@@ -257,26 +243,6 @@ class TrainingLoop:
             context_tokens=self._spec.model.context_tokens,
         )
         return torch.from_numpy(windows).to(self._device.torch_device).long()
-
-    def _halve_micro_batch(self, error: BaseException) -> None:
-        """Try with less memory: down to one sequence at the start, once when it has fitted before.
-
-        Others who need more and more of it are then left alone.
-
-        Raises:
-            OutOfGpuMemoryError: it cannot, or should not, be tried with less.
-        """
-        if self._is_squeezed:
-            raise OutOfGpuMemoryError(
-                f"{self._device.name} has less and less free memory: {error}"
-            ) from error
-        if self._micro_batch_sequences == 1:
-            raise OutOfGpuMemoryError(
-                f"{self._device.name} has too little free memory for one sequence: {error}"
-            ) from error
-        self._is_squeezed = self._has_fitted
-        self._micro_batch_sequences //= 2
-        _log.warning("out of memory: micro_batch_sequences=%d", self._micro_batch_sequences)
 
     def _report(self, now_s: float) -> None:
         progress = self._progress
@@ -413,8 +379,3 @@ class TrainingLoop:
             self._save()
         except VolunteerError as error:
             _log.warning("the last snapshot stands: %s", error)
-
-
-def _micro_batch_sequences(spec: RunSpec, device: Device) -> int:
-    num_tokens = MICRO_BATCH_TOKENS.get(device.torch_device.type, MICRO_BATCH_TOKENS_ACCELERATOR)
-    return max(1, min(spec.inner.batch_sequences, num_tokens // spec.model.context_tokens))
