@@ -16,7 +16,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -31,7 +31,6 @@ from p2p.blob_hashes import (
     chunk_hash,
     fits_id,
     hash_chunks,
-    hashes_of_bytes,
     is_blob_id,
 )
 from p2p.errors import BlobCorruptError, BlobStoreFullError, BlobUnavailableError, FramingError
@@ -80,6 +79,23 @@ def _taken_bytes(status: os.stat_result) -> int:
     """Tell what a sparse file takes: its blocks (512 bytes each), not its length."""
     blocks: int | None = getattr(status, "st_blocks", None)
     return status.st_size if blocks is None else min(status.st_size, blocks * 512)
+
+
+def _chunks(parts: Sequence[memoryview]) -> Iterator[bytes | memoryview]:
+    """Cut what lies in pieces, each of bytes, into chunks; only where two meet is one copied."""
+    rest = b""
+    for part in parts:
+        start = min(len(part), (CHUNK_BYTES - len(rest)) % CHUNK_BYTES) if rest else 0
+        rest += part[:start]
+        if len(rest) == CHUNK_BYTES:
+            yield rest
+            rest = b""
+        while len(part) - start >= CHUNK_BYTES:
+            yield part[start : start + CHUNK_BYTES]
+            start += CHUNK_BYTES
+        rest += part[start:]
+    if rest:
+        yield rest
 
 
 def _sync(stream: BinaryIO) -> None:
@@ -159,11 +175,19 @@ class BlobStore:
         Raises:
             BlobStoreFullError: There is no room; nothing is left behind.
         """
-        hashes = hashes_of_bytes(data)
-        blob_id = blob_id_of(len(data), hashes)
+        return self.add_parts((memoryview(data),))
+
+    def add_parts(self, parts: Sequence[memoryview]) -> str:
+        """Store the bytes of `parts` one after the other, as `add_bytes` does.
+
+        Cost: no copy in memory.
+        """
+        hashes = tuple(chunk_hash(chunk) for chunk in _chunks(parts))
+        size_bytes = sum(map(len, parts))
+        blob_id = blob_id_of(size_bytes, hashes)
         if not self.has(blob_id):
-            self._write_hashes(blob_id, len(data), hashes)
-            self._write_file(self.file_of(blob_id), data)
+            self._write_hashes(blob_id, size_bytes, hashes)
+            self._write_file(self.file_of(blob_id), *parts)
         return blob_id
 
     def adopt_file(self, temp_file: Path) -> str:
@@ -328,10 +352,11 @@ class BlobStore:
     def _write_hashes(self, blob_id: str, size_bytes: int, hashes: tuple[bytes, ...]) -> None:
         self._write_file(self._hashes_file(blob_id), encode_manifest(size_bytes, hashes))
 
-    def _write_file(self, file: Path, data: bytes) -> None:
+    def _write_file(self, file: Path, *parts: bytes | memoryview) -> None:
         with self._temp_file() as temp_file:
             with temp_file.open("xb") as stream:
-                stream.write(data)
+                for part in parts:
+                    stream.write(part)
                 _sync(stream)
             temp_file.replace(file)
         fsync_dir(self.directory)

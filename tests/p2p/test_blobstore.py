@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from pathlib import Path
 
@@ -288,3 +289,19 @@ def test_a_download_that_cannot_fit_is_not_begun(
     monkeypatch.setattr("p2p.partial_blob.shutil.disk_usage", lambda _directory: usage)
     with pytest.raises(BlobStoreFullError):
         store.open_partial(blob_id_of_bytes(b"x"), 1, (blake3(b"x").digest(),))
+
+
+@pytest.mark.parametrize(
+    "cuts", [(0,), (5,), (CHUNK_BYTES,), (7, CHUNK_BYTES + 7, 2 * CHUNK_BYTES + 1)]
+)
+def test_what_lies_in_pieces_is_the_blob_of_all_its_bytes(
+    tmp_path: Path, cuts: tuple[int, ...]
+) -> None:
+    data = os.urandom(2 * CHUNK_BYTES + 100)
+    edges = (0, *cuts, len(data))
+    parts = [memoryview(data)[a:b] for a, b in itertools.pairwise(edges)]
+    store = BlobStore(tmp_path)
+    blob_id = store.add_parts(parts)
+    assert blob_id == blob_id_of_bytes(data)
+    assert store.file_of(blob_id).read_bytes() == data
+    assert store.verify(blob_id)

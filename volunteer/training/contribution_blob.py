@@ -79,8 +79,8 @@ class BlobKey:
         return file_bytes(self.header, self.entries)
 
 
-def write_contribution_blob(encoded: EncodedGradient, key: BlobKey) -> bytes:
-    """Return the blob. Cost: the blob in memory, once more than `encoded`."""
+def contribution_parts(encoded: EncodedGradient, key: BlobKey) -> tuple[memoryview, ...]:
+    """Return the blob in pieces that follow each other; none of `encoded` is copied."""
     if (encoded.num_elements, encoded.block_elements) != (
         key.num_elements,
         key.codec.block_elements,
@@ -90,7 +90,12 @@ def write_contribution_blob(encoded: EncodedGradient, key: BlobKey) -> bytes:
         tensor.cpu().numpy().astype(_STORED[entry.dtype], copy=False)
         for tensor, entry in zip(encoded.tensors, key.entries, strict=True)
     ]
-    return b"".join((key.header, *(array.data for array in arrays)))
+    return memoryview(key.header), *(array.data.cast("B") for array in arrays)
+
+
+def write_contribution_blob(encoded: EncodedGradient, key: BlobKey) -> bytes:
+    """Return the blob. Cost: the blob in memory, once more than `encoded`."""
+    return b"".join(contribution_parts(encoded, key))
 
 
 def parse_contribution_blob(data: bytes | npt.NDArray[np.uint8], key: BlobKey) -> EncodedGradient:

@@ -170,7 +170,7 @@ def contribute(
         tokens=tokens_to_contribute(state.progress),
         carries=carried_ids(state.progress),
     )
-    state.base_P = theta_P.clone()
+    state.base_P.copy_(theta_P)
     state.residual_P = contributed.residual_P
     state.progress = after_contribution(state.progress, encoded)
     return encoded
@@ -198,6 +198,13 @@ def rebase(
         TrainerError: `works` lacks a contribution that is needed.
     """
     progress, residual_P = state.progress, state.residual_P
+    if _is_plain_move(progress, command):
+        theta_P = state.theta_P
+        pseudo_gradient.rebase_in_place(theta_P, state.base_P, shared_P)
+        state.weights.weights_P.copy_(theta_P)
+        works = {work.contribution_id: work for work in progress.carried}
+        state.progress = after_rebase(progress, command, works)
+        return 0
     discarded_tokens = 0
     if is_superseded(progress, command.known_contributions):
         discarded_tokens = progress.tokens_since_contribution
@@ -223,6 +230,15 @@ def rebase(
     state.base_P = base_P
     state.residual_P = residual_P
     return discarded_tokens
+
+
+def _is_plain_move(progress: Progress, command: Rebase) -> bool:
+    """Tell whether nothing but the shared weights changes, as after nearly every commit."""
+    return (
+        progress.base_commit != command.commit_id
+        and frozenset(carried_ids(progress)) == frozenset(command.pending)
+        and not is_superseded(progress, command.known_contributions)
+    )
 
 
 def verify_finite(state: LocalState) -> None:

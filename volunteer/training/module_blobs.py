@@ -20,8 +20,8 @@ from volunteer.training.compression import EncodedGradient, decode
 from volunteer.training.contribution_blob import (
     BlobKey,
     claimed_round_index,
+    contribution_parts,
     read_contribution_blob,
-    write_contribution_blob,
 )
 from volunteer.training.layout import num_parameters
 from volunteer.training.state import read_state
@@ -56,9 +56,9 @@ class ModuleBlobs:
         Raises:
             StorageFullError: no room; nothing is left behind.
         """
-        data = write_contribution_blob(encoded, self._key(round_index))
+        parts = contribution_parts(encoded, self._key(round_index))
         try:
-            return self._store.add_bytes(data), len(data)
+            return self._store.add_parts(parts), sum(map(len, parts))
         except BlobStoreFullError as error:
             raise StorageFullError(str(error)) from error
 

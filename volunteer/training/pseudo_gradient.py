@@ -109,6 +109,19 @@ def rebase(theta_P: Tensor, base_P: Tensor, weights_P: Tensor) -> tuple[Tensor, 
     Returns:
         theta' = G + (theta - P) and P' = G, both new tensors.
     """
-    moved_P = theta_P - base_P
-    moved_P += weights_P
-    return moved_P, weights_P.clone()
+    moved_P, new_base_P = theta_P.clone(), base_P.clone()
+    rebase_in_place(moved_P, new_base_P, weights_P)
+    return moved_P, new_base_P
+
+
+def rebase_in_place(theta_P: Tensor, base_P: Tensor, weights_P: Tensor) -> None:
+    """Do what `rebase` does to the vectors themselves: three new ones cost as much as the sums.
+
+    Args:
+        theta_P: becomes G + (theta - P).
+        base_P: becomes G.
+        weights_P: G; not changed.
+    """
+    theta_P -= base_P
+    theta_P += weights_P
+    base_P.copy_(weights_P)
