@@ -153,6 +153,8 @@ class AllmendeApp(App[None]):
             "pause": (is_there or snapshot.link is Link.CONNECTING) and not is_paused,
             "resume": is_there and is_paused,
         }
+        if self._plan is not None:
+            return action not in _CHANGING_ACTIONS  # not before the owner has agreed
         return offered.get(action, True)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:

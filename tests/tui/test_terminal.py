@@ -32,13 +32,13 @@ def read_until(terminal: int, words: bytes, seen: bytes = b"") -> bytes:
     return seen
 
 
-def open_view(home: Path, **environ: str) -> tuple[int, int]:
-    """Run the bare command in a terminal of its own; return its process id and the terminal."""
+def open_view(home: Path, *arguments: str, **environ: str) -> tuple[int, int]:
+    """Run the program in a terminal of its own; return its process id and the terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(PYTHONPATH=str(ROOT), ALLMENDE_HOME=str(home), **environ)
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        os.execv(sys.executable, [sys.executable, "-m", "tui.cli"])
+        os.execv(sys.executable, [sys.executable, "-m", "tui.cli", *arguments])
     return pid, terminal
 
 
