@@ -13,7 +13,7 @@ Shape legend: P parameters, S a slice of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -47,12 +47,24 @@ def aggregate(
     return aggregate_P, outcomes
 
 
-def judge(blobs: Sequence[EncodedGradient], listed: Sequence[ListedWork]) -> tuple[Outcome, ...]:
-    """Measure the contributions and apply the rules; outcomes in list order."""
+def judge(
+    blobs: Sequence[EncodedGradient],
+    listed: Sequence[ListedWork],
+    norms_by_id: Mapping[str, float] | None = None,
+) -> tuple[Outcome, ...]:
+    """Measure the contributions and apply the rules; outcomes in list order.
+
+    Args:
+        blobs: in list order.
+        listed: what the chain says of each, in the same order.
+        norms_by_id: norms by blob id, where all were measured before.
+    """
     if not blobs:
         return ()
     blob_ids = [work.blob_id for work in listed]
-    norms = [similarity.norm(blob) for blob in blobs]
+    if norms_by_id is None:
+        norms_by_id = dict(zip(blob_ids, map(similarity.norm, blobs), strict=True))
+    norms = [norms_by_id[blob_id] for blob_id in blob_ids]
     return weigh(listed, Measured(norms=norms, gram=similarity.gram(blobs, blob_ids)))
 
 

@@ -4,7 +4,7 @@ Runs in: aggregator (`python -m volunteer.training.aggregator`). Stages 4 and 5 
 
 One request at a time, in order, on the CPU at the lowest priority, while the trainer keeps the
 device. It alone writes shared states. Nothing that an earlier run of it found valid is believed:
-what a commit lists is verified against its hash and parsed again.
+what a commit lists is verified against its hash, and parsed, by this very process (seen_files.py).
 
 DIR/spec.toml is the RunSpec; DIR/modules/MODULE/blobs holds contributions' blobs and states.
 """
@@ -22,8 +22,8 @@ import msgspec
 import psutil
 import torch
 
-from p2p.blobstore import BlobStore, is_blob_id
-from p2p.errors import BlobCorruptError, BlobStoreFullError, BlobUnavailableError, P2PError
+from p2p.blobstore import BlobStore
+from p2p.errors import BlobStoreFullError, P2PError
 from volunteer.errors import (
     ContributionRejectedError,
     RunSpecError,
@@ -68,6 +68,8 @@ from volunteer.training.contribution_blob import (
 )
 from volunteer.training.genesis import genesis_slices
 from volunteer.training.layout import num_parameters
+from volunteer.training.seen_files import MAX_SEEN, SeenFiles
+from volunteer.training.similarity import norm
 from volunteer.training.state import SharedState, read_state, write_state_slices
 
 _log = logging.getLogger(__name__)
@@ -85,6 +87,9 @@ class Aggregator:
         self._module_id = module_id
         self._store = store
         self._num_parameters = num_parameters(spec.model)
+        self._seen = SeenFiles(store)
+        self._norms: dict[str, float] = {}
+        """Of contributions that were validated: they are due when a commit lists them."""
 
     def answer(self, command: AggregatorCommand) -> AggregatorEvent:
         """Carry out one command.
@@ -119,11 +124,12 @@ class Aggregator:
         return StateBuilt(request_id=command.request_id, state_hash=state_hash, outcomes=())
 
     def _validate_blob(self, command: ValidateBlob) -> BlobValidated:
-        self._verify_held(command.blob_id)
+        self._seen.verify(command.blob_id)
         reason = ""
         try:
             self._verify_codec(command.codec, command.codec_version)
-            self._read_blob(command.blob_id, command.author, command.round_index)
+            blob = self._read_blob(command.blob_id, command.author, command.round_index)
+            self._measure(command.blob_id, blob)
         except ContributionRejectedError as error:
             reason = str(error)
         return BlobValidated(request_id=command.request_id, blob_id=command.blob_id, reason=reason)
@@ -131,13 +137,26 @@ class Aggregator:
     def _apply_commit(self, command: ApplyCommit) -> StateBuilt:
         parent = self._read_state(command.parent_state)
         blobs = [self._read_listed(work) for work in command.listed]
-        outcomes = judge(blobs, command.listed)
+        works = zip(command.listed, blobs, strict=True)
+        norms_by_id = {work.blob_id: self._measure(work.blob_id, blob) for work, blob in works}
+        outcomes = judge(blobs, command.listed, norms_by_id)
         state_hash = write_state_slices(
             next_state_slices(parent, blobs, outcomes, self._spec.outer),
             self._num_parameters,
             self._store,
         )
+        self._seen.note_made(state_hash)
+        self._seen.note_checked(state_hash, SharedState)
         return StateBuilt(request_id=command.request_id, state_hash=state_hash, outcomes=outcomes)
+
+    def _measure(self, blob_id: str, blob: EncodedGradient) -> float:
+        """Return the norm of a blob, and remember it: a function of what the id stands for."""
+        known = self._norms.get(blob_id)
+        if known is None:
+            while len(self._norms) >= MAX_SEEN:
+                del self._norms[next(iter(self._norms))]
+            known = self._norms[blob_id] = norm(blob)
+        return known
 
     def _evaluate_state(self, command: EvaluateState) -> StateEvaluated:
         # Model and corpus are needed for this alone: without it, the process stays small.
@@ -150,20 +169,6 @@ class Aggregator:
             held_out_loss=held_out_loss(self._spec, state.weights_P),
         )
 
-    def _verify_held(self, blob_id: str) -> None:
-        """Check that the blob is here and is what its id says.
-
-        Raises:
-            BlobUnavailableError: it is not here.
-            BlobCorruptError: the disk has damaged it.
-        """
-        if not is_blob_id(blob_id) or not self._store.has(blob_id):
-            raise BlobUnavailableError(f"{blob_id!r} is not in {self._store.directory}")
-        if not self._store.verify(blob_id):
-            raise BlobCorruptError(
-                f"{blob_id} is damaged on the disk", hint="delete it, and it is fetched again"
-            )
-
     def _verify_codec(self, codec: str, codec_version: int) -> None:
         due = self._spec.codec
         if (codec, codec_version) != (due.id, due.version):
@@ -172,8 +177,14 @@ class Aggregator:
             )
 
     def _read_state(self, state_hash: str) -> SharedState:
-        self._verify_held(state_hash)
-        return read_state(self._store.file_of(state_hash), self._num_parameters)
+        self._seen.verify(state_hash)
+        state = read_state(
+            self._store.file_of(state_hash),
+            self._num_parameters,
+            is_known_finite=self._seen.is_checked(state_hash, SharedState),
+        )
+        self._seen.note_checked(state_hash, SharedState)
+        return state
 
     def _read_blob(self, blob_id: str, author: str, round_index: int) -> EncodedGradient:
         key = BlobKey(
@@ -184,11 +195,15 @@ class Aggregator:
             codec=self._spec.codec,
             num_elements=self._num_parameters,
         )
-        return read_contribution_blob(self._store.file_of(blob_id), key)
+        blob = read_contribution_blob(
+            self._store.file_of(blob_id), key, is_known=self._seen.is_checked(blob_id, key)
+        )
+        self._seen.note_checked(blob_id, key)
+        return blob
 
     def _read_listed(self, work: ListedWork) -> EncodedGradient:
         """Read a listed blob, checked again against its record."""
-        self._verify_held(work.blob_id)
+        self._seen.verify(work.blob_id)
         try:
             return self._read_blob(work.blob_id, work.author, work.round_index)
         except ContributionRejectedError as error:
