@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from libp2p.kad_dht.pb.kademlia_pb2 import Message
 
 NUM_ASKED: Final = 8  # of the 20 nearest to the key, at each look; a stream costs 4 ms on each side
-NEAREST_S: Final = 1200.0  # for which it is not looked up anew who is nearest
+NEAREST_S: Final = 3000.0  # for which it is not looked up anew who is nearest
 WALK_EVERY_S: Final = 3600.0  # a random walk, which keeps the table filled, is some 60 streams
 MAX_KEYS: Final = 1024
 RECORD_S: Final = 1800.0
@@ -163,6 +163,7 @@ class Dht:
         self._requests = TokenBuckets(per_s=REQUESTS_PER_S, burst=REQUESTS_BURST)
         self._nearest: list[ID] = []
         self._nearest_at = 0.0
+        self._connected_then: frozenset[ID] = frozenset()
         self._kad: KadDHT | None = None
         self._kad_host: KadHost | None = None
         self._host: Host | None = None
@@ -212,12 +213,16 @@ class Dht:
         self._hang_up(kad_host)
 
     async def _look(self, kad: KadDHT, kad_host: KadHost) -> None:
-        for peer in kad_host.get_connected_peers():
+        connected = frozenset(kad_host.get_connected_peers())
+        for peer in connected:
             await kad.add_peer(peer)
         now = trio.current_time()
-        if len(self._nearest) < NUM_ASKED or now - self._nearest_at > NEAREST_S:
+        # In a small swarm there are never enough: they are looked up when there may be others.
+        are_enough = len(self._nearest) >= NUM_ASKED or connected == self._connected_then
+        if not self._nearest or not are_enough or now - self._nearest_at > NEAREST_S:
             found = await kad.peer_routing.find_closest_peers_network(self._key)
             self._nearest, self._nearest_at = [p for p in found if p != kad_host.get_id()], now
+            self._connected_then = connected
         answered: list[ID] = []
         async with trio.open_nursery() as nursery:
             for peer in self._nearest[:NUM_ASKED]:
