@@ -19,7 +19,7 @@ Usage: sh packaging/install.sh [--yes] [--no-start]
        sh packaging/install.sh --uninstall
 
   --yes        do not ask, even at a terminal
-  --no-start   do not open the dashboard at the end, which starts contributing
+  --no-start   do not open the dashboard at the end, which starts contributing once you agree
   --uninstall  stop every agent and remove the program; what it stored stays, and it says where
 USAGE
 }
@@ -109,7 +109,7 @@ say_plan() {
   echo "    (with PyTorch: 1 GiB on disk; about 6 GiB where PyTorch brings its CUDA libraries)"
   echo "  - add the folder of the command 'allmende' to your PATH, if it isn't there"
   if [ "$is_starting" = yes ]; then
-    echo "  - open the dashboard at the end, which starts contributing (not with --no-start)"
+    echo "  - open the dashboard at the end; it says what it uses, and starts when you agree (not with --no-start)"
   else
     echo "Nothing contributes before you start it."
   fi
@@ -165,12 +165,12 @@ check_path() {
 finish() {
   if [ "$is_starting" = yes ]; then
     echo
-    echo "Opening the dashboard, which starts contributing. Later: 'allmende'. To undo: sh '$here/install.sh' --uninstall"
+    echo "Opening the dashboard: it says what it uses, and starts when you press Enter. Later: 'allmende'. To undo: sh '$here/install.sh' --uninstall"
     exec "$bin_dir/allmende"
   fi
   echo
   echo "Done. Next:"
-  echo "  allmende          the dashboard; starts contributing"
+  echo "  allmende          the dashboard; says what it uses, and starts contributing when you agree"
   echo "  allmende start    without a terminal;  allmende status  and  allmende stop  then"
 }
 

@@ -77,7 +77,7 @@ def test_at_a_terminal_it_asks_once_and_starts_the_program(machine: Machine) -> 
     screen = machine.install_at_terminal(b"\n")
     assert screen.count("Go on?") == 1
     plan = screen[: screen.index("Go on?")]
-    assert "open the dashboard at the end, which starts contributing (not with --no-start)" in plan
+    assert "open the dashboard at the end; it says what it uses, and starts when you agree" in plan
     assert screen.rstrip().endswith("the dashboard")
 
 

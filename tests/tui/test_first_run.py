@@ -28,6 +28,7 @@ from volunteer.messages import ControlFault
 
 pytestmark = pytest.mark.slow
 
+SIZES = [(40, 10), (80, 24), (120, 40)]
 SnapCompare = Callable[..., bool]
 
 
@@ -127,7 +128,7 @@ async def test_an_answer_that_cannot_be_kept_starts_nothing(
 
 
 @pytest.mark.parametrize("theme", ["textual-dark", "textual-light"])
-@pytest.mark.parametrize("size", [(40, 10), (80, 24), (120, 40)], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 def test_the_question_looks_so(
     locations: Locations, snap_compare: SnapCompare, size: tuple[int, int], theme: str
 ) -> None:
