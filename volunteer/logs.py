@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -27,6 +28,8 @@ LOG_SOURCES = ("agent", "trainer", "aggregator", "sampler")
 MAX_LOG_BYTES = 4 * 1024 * 1024
 MAX_RECORD_CHARS = 16 * 1024
 """A longer record is cut: a traceback fits, what a peer made long does not."""
+MAX_KEPT_LINES = 500
+"""In memory, while the disk is full; of more, the newest."""
 LIBRARY_LINES = 30
 LIBRARY_PERIOD_S = 60.0
 """All libraries together get that many lines in that time, lest they push ours out of the file."""
@@ -98,7 +101,11 @@ class OneLineFormatter(logging.Formatter):
 
 
 class OwnLogHandler(RotatingFileHandler):
-    """Writes the log of this process, and takes its stdout and stderr along when it rotates."""
+    """Writes the log of this process, and takes its stdout and stderr along when it rotates.
+
+    What a full disk does not take is kept, up to `MAX_KEPT_LINES`, and written when there is room:
+    that the disk was full is what its owner looks for there.
+    """
 
     def __init__(self, log_file: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
         """Open `log_file` for appending, readable by its owner alone."""
@@ -109,6 +116,31 @@ class OwnLogHandler(RotatingFileHandler):
             encoding="utf-8",
             errors="backslashreplace",
         )
+        self._unwritten: deque[bytes] = deque(maxlen=MAX_KEPT_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, after those that were not written yet."""
+        # Not through the stream: of what that cannot flush, nobody knows how much it has kept.
+        try:
+            text = self.format(record)
+        except (TypeError, ValueError, KeyError):  # its arguments do not fit its message
+            self.handleError(record)
+            return
+        self._unwritten.append(f"{text}\n".encode("utf-8", "backslashreplace"))
+        with contextlib.suppress(OSError):  # the disk is full: with the next record
+            if self.shouldRollover(record):
+                self.doRollover()
+            self.stream = self.stream or self._open()
+            self._write_kept(self.stream.fileno())
+
+    def _write_kept(self, descriptor: int) -> None:
+        while self._unwritten:
+            line = self._unwritten[0]
+            written = os.write(descriptor, line)
+            if written < len(line):
+                self._unwritten[0] = line[written:]
+            else:
+                self._unwritten.popleft()
 
     def _open(self) -> TextIOWrapper:
         stream = super()._open()

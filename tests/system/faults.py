@@ -24,6 +24,7 @@ from tests.system.agents import RealAgent, ending, is_alive, wait_until
 from tests.system.swarms import tiny_spec, unbalanced
 from volunteer.answers import Status
 from volunteer.errors import NoAgentError
+from volunteer.files import replace_file
 from volunteer.locations import HOME_VARIABLE
 from volunteer.run import format_run_spec
 
@@ -77,9 +78,16 @@ class FaultyAgent(RealAgent):
 
     def wait_state(self, state: str, words: str, deadline_s: float = 30.0) -> Status:
         """Wait for a state and a reason with these words; what ends it is told as well."""
-        status = self.wait_for(
-            f"{state}: {words}", lambda s: s.state == state and words in s.reason, deadline_s
-        )
+        seen: set[str] = set()
+
+        def is_told(status: Status) -> bool:
+            seen.add(f"{status.state}: {status.reason}")
+            return status.state == state and words in status.reason
+
+        try:
+            status = self.wait_for(f"{state}: {words}", is_told, deadline_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; seen: {sorted(seen)}") from error
         assert status.resumes_when
         return status
 
@@ -138,7 +146,7 @@ def faulty_agent(
         stderr_file=folder / "stderr",
     )
     agent.home.mkdir(exist_ok=True)
-    (agent.home / "config.toml").write_text(settings, "utf-8")
+    replace_file(agent.home / "config.toml", settings.encode())  # survives what is done to disks
     with ending([agent]):
         yield agent
         assert not [pid for pid in agent.pids[:-1] if is_alive(pid)]

@@ -88,7 +88,7 @@ def test_a_disk_that_fails_under_way_ends_it_with_the_reason_and_costs_no_work(
         agent.wait_rounds(2)
         before = agent.status()
         disk.fail()
-        told = agent.wait_state("waiting", "read-only", 90)
+        told = agent.wait_state("waiting", "Read-only file system", 90)
         report(f"failed disk: {told.reason}; ends when {told.resumes_when}")
         agent.end()
         assert "read-only" in agent.said().lower()

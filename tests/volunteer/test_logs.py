@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 from volunteer.logs import (
     LIBRARY_LINES,
     LIBRARY_PERIOD_S,
+    MAX_KEPT_LINES,
     MAX_RECORD_CHARS,
     LibraryLimit,
     OneLineFormatter,
@@ -149,6 +151,47 @@ def test_where_it_cannot_be_rotated_the_log_goes_on(tmp_path: Path) -> None:
         handler.emit(logging.makeLogRecord({"msg": f"{i} " + "x" * 40}))
     handler.close()
     assert [line[0] for line in log_file.read_text().splitlines()] == list("01234")
+
+
+def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_file = tmp_path / "agent.log"
+    handler = OwnLogHandler(log_file)
+    logger = logging.Logger("volunteer.test")
+    logger.addHandler(handler)
+    logger.info("before")
+    real_write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if data.startswith(b"first"):
+            return real_write(descriptor, data[:3])  # what there was room for
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for word in ("first", "second", "third"):
+            logger.info(word)
+        for number in range(MAX_KEPT_LINES - 4):
+            logger.info("%d", number)
+    assert log_file.read_text() == "before\nfir"
+    logger.info("after")
+    lines = log_file.read_text().splitlines()
+    handler.close()
+    assert lines[:4] == ["before", "first", "second", "third"]
+    assert lines[-2:] == [str(MAX_KEPT_LINES - 5), "after"]
+    assert len(lines) == MAX_KEPT_LINES + 1
+
+
+def test_a_record_that_cannot_be_formatted_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = OwnLogHandler(tmp_path / "agent.log")
+    logger = logging.Logger("volunteer.test")
+    logger.addHandler(handler)
+    logger.info("%d", "text")
+    handler.close()
+    assert "Logging error" in capsys.readouterr().err
 
 
 def test_a_log_that_was_left_large_is_started_anew(tmp_path: Path) -> None:

@@ -114,7 +114,10 @@ def _remove_stale(socket_file: Path) -> None:
 
 
 def _unlink(socket_file: Path) -> None:
-    socket_file.unlink(missing_ok=True)
+    try:
+        socket_file.unlink(missing_ok=True)
+    except OSError as error:  # the disk has become read-only: the next start takes it away
+        log.warning("%s stays behind: %s", socket_file, error.strerror)
 
 
 def _note_client(stream: trio.SocketStream, on_client: Callable[[int], None]) -> None:

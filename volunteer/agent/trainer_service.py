@@ -286,6 +286,7 @@ class TrainerService:
             await trio.sleep(WATCH_EVERY_S)  # noqa: TID251 - a period
             if self._watch.is_hung(trio.current_time() - begun_at_s):
                 self.view.problem = f"it has taken no step for {self._watch.deadline_s:.0f} s"
+                self.view.resumes_when = STARTED_AGAIN
                 log.error("trainer killed: %s", self.view.problem)
                 child.kill()
                 return
@@ -315,6 +316,7 @@ class TrainerService:
                 self._stopping_at_s = trio.current_time()
             case TrainerFailed():
                 view.problem = f"{event.message}; {event.hint}" if event.hint else event.message
+                view.resumes_when = STARTED_AGAIN
                 self._lack = _LACKS.get(event.error)
                 log.error("trainer failed: %s", view.problem)
         await self._on_event(event)
