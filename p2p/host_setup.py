@@ -101,6 +101,7 @@ def new_pubsub(
         degree_low=3,
         degree_high=5,
         heartbeat_interval=1,  # the default of 120 s leaves the mesh broken for as long
+        gossip_window=1,  # a message is offered once to those outside the mesh, not three times
         max_messages_per_topic_per_second=50,  # counts one's own too
         adaptive_gossip_enabled=False,
         eclipse_protection_enabled=False,  # grafts everybody where three networks are not to be had
