@@ -167,6 +167,8 @@ EVERYTHING = dataclasses.replace(
     is_going_to_sleep=True,
     ram_available_bytes=0,
     temperature_celsius=100.0,
+    data_used_bytes=10**12,
+    data_renews_in_s=60.0,
     is_metered=True,
     on_battery=True,
     input=InputReading(has_desktop=None, idle_s=1.0, terminal_idle_s=1.0, inhibitors=("vlc",)),
@@ -183,6 +185,7 @@ CURED: list[tuple[Cause, dict[str, Any]]] = [
     (Cause.HEAT, {"temperature_celsius": 50.0}),
     (Cause.HOURS, {"local_time": datetime(2026, 11, 28, 12, 0)}),
     (Cause.NETWORK_HOURS, {"local_time": datetime(2026, 11, 29, 12, 0)}),
+    (Cause.DATA_BUDGET, {"data_used_bytes": 0}),
     (Cause.METERED, {"is_metered": False}),
     (Cause.BATTERY, {"on_battery": False}),
 ]
@@ -190,7 +193,11 @@ CURED: list[tuple[Cause, dict[str, Any]]] = [
 
 def test_the_strongest_cause_is_told_until_none_is_left() -> None:
     config = idle_config(
-        Config(hours=("sat-sun 00:00-24:00",), network_hours=("sun 00:00-24:00",)),
+        Config(
+            hours=("sat-sun 00:00-24:00",),
+            network_hours=("sun 00:00-24:00",),
+            monthly_data_budget_bytes=10**9,
+        ),
         is_idle_ignored=False,
     )
     signals, told = EVERYTHING, []
@@ -241,6 +248,7 @@ def test_calm_is_said_with_its_end() -> None:
 def test_ignoring_idleness_leaves_what_protects_the_machine_and_the_owners_word() -> None:
     ignoring, headless = config_of("`ignore_idle = true`"), config_of("`headless = true`")
     protecting = {Cause.DISK, Cause.OWNER, Cause.SLEEP, Cause.MEMORY, Cause.HEAT}
+    protecting |= {Cause.DATA_BUDGET}  # the owner's word as well, and it costs money
     assert {row.cause for row in VETOES if row.is_on(ignoring)} == protecting
     silent = {row.cause for row in VETOES if not row.is_on(headless)}
     assert silent == {Cause.UNKNOWN, Cause.INPUT, Cause.TERMINAL, Cause.INHIBITED}

@@ -50,6 +50,8 @@ readings = st.builds(
     disk_free_bytes=st.sampled_from([None, 0, 2**40]),
     ram_available_bytes=st.sampled_from([None, 0, 2**40]),
     temperature_celsius=st.sampled_from([None, 50.0, 87.0, 97.0]),
+    data_used_bytes=st.sampled_from([0, 2**40]),
+    data_renews_in_s=st.sampled_from([1.0, 1e6]),
     on_battery=st.sampled_from([True, False, None]),
     is_metered=st.sampled_from([True, False, None]),
     input=inputs,
@@ -72,6 +74,7 @@ configs = st.sampled_from(
         config_of(""),
         config_of("`ignore_idle = true`"),
         config_of("`headless = true`"),
+        config_of("`monthly_data_budget_bytes = 1_000_000_000` `ignore_idle = true`"),
         config_of('`hours = ["mon 00:00-24:00"]` `idle_minutes = 0.1`'),
         config_of("`pause_after_s = 0` `resume_after_s = 1` `lock_counts_as_idle = false`"),
         config_of("`terminals_count_as_use = false` `pause_on_battery = false`"),
@@ -128,7 +131,7 @@ def verify_vetoes(looks: list[Look], config: IdleConfig) -> None:
                 assert not decision.may_contribute, row.cause
 
 
-SAID = {Cause.OWNER, Cause.HOURS, Cause.NETWORK_HOURS, Cause.SLEEP}
+SAID = {Cause.OWNER, Cause.HOURS, Cause.NETWORK_HOURS, Cause.DATA_BUDGET, Cause.SLEEP}
 """What the owner or the system says ends when it is said."""
 
 

@@ -15,7 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from volunteer.policy import load_vetoes, machine_vetoes, owner_vetoes, presence_vetoes
+from volunteer.policy import (
+    data_veto,
+    load_vetoes,
+    machine_vetoes,
+    owner_vetoes,
+    presence_vetoes,
+)
 from volunteer.policy.signals import IdleConfig, Signals
 from volunteer.policy.veto import Cause, Veto
 
@@ -27,6 +33,7 @@ VETOES = (
     machine_vetoes.HEAT,
     owner_vetoes.HOURS,
     owner_vetoes.NETWORK_HOURS,
+    data_veto.DATA_BUDGET,
     machine_vetoes.METERED,
     machine_vetoes.BATTERY,
     presence_vetoes.UNKNOWN,

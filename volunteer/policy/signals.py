@@ -94,6 +94,10 @@ class Signals:
     """Whether the machine runs on battery; False without one; None: cannot tell."""
     is_metered: bool | None = None
     """Whether the network connection is paid by volume; None: cannot tell."""
+    data_used_bytes: int = 0
+    """That the network has carried for this program in this calendar month, both directions."""
+    data_renews_in_s: float = 0.0
+    """Until the next month begins, in UTC."""
     input: InputReading = InputReading()
     games: int = 0
     """Programs that have asked GameMode for the machine."""
@@ -125,6 +129,8 @@ class IdleConfig:
     hours: WeekHours = ALWAYS
     """As in Config."""
     network_hours: WeekHours = ALWAYS
+    """As in Config."""
+    monthly_data_budget_bytes: int = 0
     """As in Config."""
     idle_s: float = 300.0
     """`idle_minutes` of Config."""

@@ -27,6 +27,7 @@ class Cause(StrEnum):
     HEAT = "heat"
     HOURS = "hours"
     NETWORK_HOURS = "network_hours"
+    DATA_BUDGET = "data_budget"
     METERED = "metered"
     BATTERY = "battery"
     UNKNOWN = "idle_unknown"

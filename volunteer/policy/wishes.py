@@ -21,6 +21,7 @@ def idle_config(config: Config, *, is_idle_ignored: bool) -> IdleConfig:
         pause_on_metered=config.pause_on_metered,
         hours=parse_hours(config.hours),
         network_hours=parse_hours(config.network_hours),
+        monthly_data_budget_bytes=config.monthly_data_budget_bytes,
         idle_s=60.0 * config.idle_minutes,
         lock_counts_as_idle=config.lock_counts_as_idle,
         terminals_count_as_use=config.terminals_count_as_use,
