@@ -226,7 +226,7 @@ class Actor:
             self.now_s - machine.applied_at_s >= LONG_S,
             None if closed_at_s is None else self.now_s - closed_at_s >= LONG_S,
             (machine.ballot.voted_height, machine.ballot.lock_id),
-            frozenset(machine.own_proposals),
+            frozenset(machine._proposing.parents),
             frozenset(machine._encoded_bases),
             frozenset(machine.dropped),
             (machine._told_pending, self.carried, machine.final_id, machine.alarm),

@@ -17,7 +17,7 @@ from volunteer.lab.simulation.errors import BrokenRule
 from volunteer.lab.simulation.scenario import ROUND_S, Scenario
 from volunteer.lab.simulation.simulation import Simulation
 from volunteer.lab.simulation.world import HOSTILE
-from volunteer.rounds import chain, fork_choice, knowledge, machine, turn
+from volunteer.rounds import chain, fork_choice, knowledge, machine, proposing, turn
 from volunteer.rounds import events as ev
 from volunteer.rounds.ballot import Ballot
 from volunteer.rounds.chain import ChainFacts, ChainRules, Rosters
@@ -162,7 +162,7 @@ def accept_stale(stack: ExitStack) -> None:
         return tuple(sorted(ids))
 
     stack.enter_context(mock.patch.object(knowledge, "commit_problem", lenient_problem))
-    stack.enter_context(mock.patch.object(machine, "eligible_contributions", lenient_eligible))
+    stack.enter_context(mock.patch.object(proposing, "eligible_contributions", lenient_eligible))
 
 
 # ------------------------------------------------------------------------------- rules 27 - 29

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from unittest import mock
 
@@ -14,7 +14,6 @@ from tests.simulation.mutations import carry_in_flight, no_lock
 from volunteer.rounds import chain, turn
 from volunteer.rounds.ballot import Ballot
 from volunteer.rounds.chain import ChainFacts, ChainRules, Rosters
-from volunteer.rounds.machine import Machine
 from volunteer.rounds.records import Contribution
 
 pytestmark = [pytest.mark.simulation, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -92,15 +91,12 @@ def two_votes_a_height(stack: ExitStack) -> None:
 
 
 def votes_forgotten_by_a_crash(stack: ExitStack) -> None:
-    def note_vote(self: Machine, record: Contribution) -> None:
-        if record.vote and self._is_awake and record.base == self.tip:
-            self.ballot.note_vote(record)
+    def count_none(
+        facts: Mapping[str, ChainFacts], genesis_id: str, own: Iterable[Contribution]
+    ) -> Ballot:
+        return Ballot(facts, lock_id=genesis_id)
 
-    def recount(self: Machine) -> None:
-        assert self.tip is None
-
-    stack.enter_context(mock.patch.object(Machine, "_note_vote", note_vote))
-    stack.enter_context(mock.patch.object(Machine, "_recount_votes", recount))
+    stack.enter_context(mock.patch.object(Ballot, "of", count_none))
 
 
 FAULTS: dict[str, tuple[Callable[[ExitStack], None], str]] = {

@@ -8,7 +8,7 @@ a member that crashes and comes back cannot vote twice (ROUNDS.md rules 14, 21, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from volunteer.rounds.chain import ChainFacts
@@ -25,6 +25,16 @@ class Ballot:
     """The highest certified commit on the chain that this member voted on last."""
     lock_height: int = 0
     voted_height: int = -1
+
+    @classmethod
+    def of(
+        cls, facts: Mapping[str, ChainFacts], genesis_id: str, own: Iterable[Contribution]
+    ) -> Ballot:
+        """Count own votes, in their order: one read back before its base gave no lock."""
+        ballot = cls(facts, lock_id=genesis_id)
+        for contribution in sorted(own, key=lambda c: c.round_index):
+            ballot.note_vote(contribution)
+        return ballot
 
     def may_vote(self, base: ChainFacts) -> bool:
         """Return whether a contribution on `base` may vote for it."""
@@ -51,7 +61,9 @@ class Ballot:
         return node.certified_height if node.certified_height > ancestor.height else -1
 
     def note_vote(self, record: Contribution) -> None:
-        """Remember an own vote that is being, or has been, recorded."""
+        """Remember an own contribution that is being, or has been, recorded, if it votes."""
+        if not record.vote:
+            return
         is_newest = record.round_index > self.voted_height
         self.voted_height = max(self.voted_height, record.round_index)
         facts = self.facts.get(record.base)

@@ -13,6 +13,7 @@ forgotten. So who forgets, and who never heard, agree about every commit that bo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -31,10 +32,16 @@ if TYPE_CHECKING:
 MAX_COMMITS_PER_PROPOSER = 16
 """Of one proposer on one parent: an honest one signs one. Two are proof that it is not, but who
 signs more may show each of them to others, who stand on it in good faith."""
+LOTS_REMEMBERED = 4096
+"""A lot is drawn again whenever a record's place is looked at anew."""
 MAX_AHEAD = 8192
 """Heights by which the best chain of headers may be above what can be stood on."""
 MAX_INVALID = 1024
 """Commits remembered as breaking a rule of the chain; the oldest is forgotten, and judged again."""
+
+
+_NO_TICKET = Ticket("", "", "", Standing.ORPHAN, (False, 0, "", 0, ""))
+_NOTHING_ASKED = (_NO_TICKET, "", (-1, -1))
 
 
 @dataclass(slots=True)
@@ -53,6 +60,8 @@ class Bounds:
     """Commits that own records and proofs stand on."""
     _proofs: set[str] = field(default_factory=set)
     _shed_above: int = MAX_SIDE_COMMITS + SIDE_SLACK
+    _asked: tuple[Ticket, str, tuple[int, int]] = _NOTHING_ASKED
+    """For whom `problem` was asked last, its answer, and by what best chains."""
 
     def __post_init__(self) -> None:
         """Begin with nothing."""
@@ -68,7 +77,10 @@ class Bounds:
             return self._commit_problem(record_id, record)
         if record_id in self._proofs or self.known.waiting_for.needs(record_id):
             return ""
-        return self.loose.problem(self._ticket(record_id, record))
+        ticket = self._ticket(record_id, record)
+        problem = self.loose.problem(ticket)
+        self._asked = (ticket, problem, self._choices())
+        return problem
 
     def _commit_problem(self, commit_id: str, commit: Commit) -> str:
         known = self.known
@@ -105,12 +117,21 @@ class Bounds:
         is_accounted = record_id in known.listed_by or known.waiting_for.needs(record_id)
         if is_accounted or record_id in self._proofs:
             return
-        ticket = self._ticket(record_id, record)
-        problem = self.loose.problem(ticket)
+        ticket, problem, choices = self._asked
+        if ticket.record_id != record_id or choices != self._choices():
+            ticket = self._ticket(record_id, record)
+            problem = self.loose.problem(ticket)
+        self._asked = _NOTHING_ASKED
         victim = record_id if problem else self.loose.seat(ticket)
         if victim is not None:
             self.count(problem or ticket.standing.value)
             self.forget_record(victim)
+
+    def _choices(self) -> tuple[int, int]:
+        """Return what says whether the best chains are still those that a ticket was made by."""
+        known = self.known
+        known.header_choice.current()
+        return known.header_choice.version, known.usable_choice.version
 
     def keep_proof(self, author: str, record_ids: Iterable[str]) -> None:
         """Two records prove `author` dishonest: keep them for good, if the chain knows it.
@@ -170,10 +191,11 @@ class Bounds:
             return
         left = known.based_on[record.base]
         left.discard(record_id)
+        known.note_change_on(record.base)
         if not any(known.contributions[i].author == record.author for i in left):
             self._forget_supporter(record)
         if not left:
-            del known.based_on[record.base]
+            del known.based_on[record.base], known.changes_on[record.base]
 
     def _forget_supporter(self, record: Contribution) -> None:
         facts = self.known.facts.get(record.base)
@@ -201,7 +223,10 @@ class Bounds:
             commit = known.waiting_for.remove(last)
             self.turn_away(last, "too many commits wait")
             self.settle_again((*commit.contributions, *commit.leaving))
-        if self.is_loading or len(known.facts) - self._num_usable_on_chain() <= self._shed_above:
+        num_facts = len(known.facts)
+        if self.is_loading or num_facts <= self._shed_above:
+            return
+        if num_facts - self._num_usable_on_chain() <= self._shed_above:
             return
         chain = self._chain_to_keep()
         pinned, rival = self._pinned({*chain}), self._founding_rival(chain)
@@ -295,8 +320,7 @@ class Bounds:
 
     def _ticket(self, record_id: str, record: Contribution | Leaving) -> Ticket:
         base, author = record.base, record.author
-        text = f"{self.known.salt}/{base}/{author}"
-        lot = int.from_bytes(blake3(text.encode()).digest(8))
+        lot = _lot(self.known.salt, base, author)
         facts = self.known.facts.get(base)
         if facts is None:
             place = (False, 0, "", -lot, record_id)
@@ -311,9 +335,14 @@ class Bounds:
         chain = self.known.header_choice.current()
         while not _is_at(chain, facts):
             facts = self.known.facts[facts.parent_id]
-        if any(author in roster for roster in facts.rosters):
+        if author in facts.rosters[0] or author in facts.rosters[1]:
             return Standing.MEMBER
         return Standing.LISTED if author in facts.times_listed else Standing.NEWCOMER
+
+
+@functools.lru_cache(LOTS_REMEMBERED)
+def _lot(salt: str, base: str, author: str) -> int:
+    return int.from_bytes(blake3(f"{salt}/{base}/{author}".encode()).digest(8))
 
 
 def _is_at(chain: list[str], facts: ChainFacts) -> bool:

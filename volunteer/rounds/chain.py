@@ -11,6 +11,7 @@ final at which it already held (rule 10), or by an explicit reset (rule 11).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +30,9 @@ COMMITTEE_PART = 3
 them: both rosters then fit into one list, and a third of it is left for everybody else."""
 OUTSIDER_RANKS = 4
 """Peers that the chain does not know stand in after all that it knows, spread by hash."""
+
+LOTS_REMEMBERED = 4096
+"""Ranks are drawn for every commit of a height, and asked for by every event."""
 
 Rosters = tuple[frozenset[str], frozenset[str]]
 """(previous, current)."""
@@ -178,8 +182,12 @@ def rank_of(rules: ChainRules, facts: ChainFacts, peer: str) -> int:
 
 def _peer_hash(rules: ChainRules, facts: ChainFacts, peer: str) -> bytes:
     # The parent's hash and not the commit's own, which its proposer could grind.
-    text = f"{rules.run_id}/{rules.module_id}/{facts.height}/{facts.parent_id}/{peer}"
-    return blake3(text.encode()).digest()
+    return _lot(rules.run_id, rules.module_id, facts.height, facts.parent_id, peer)
+
+
+@functools.lru_cache(LOTS_REMEMBERED)
+def _lot(run_id: str, module_id: str, height: int, parent_id: str, peer: str) -> bytes:
+    return blake3(f"{run_id}/{module_id}/{height}/{parent_id}/{peer}".encode()).digest()
 
 
 def commit_problem(
@@ -237,6 +245,9 @@ def next_facts(
     listed = [contributions[contribution_id] for contribution_id in commit.contributions]
     authors = frozenset(contribution.author for contribution in listed)
     votes = _voters(listed, parent.commit_id)
+    is_prompt = is_quorum(rules, parent.rosters, votes)
+    late_votes = _voters(listed, parent.parent_id)
+    certified, final = _certificates(rules, known, parent, late_votes, is_prompt=is_prompt)
     facts = replace(
         parent,
         commit_id=commit_id,
@@ -250,45 +261,49 @@ def next_facts(
         demoted_until=_demotions(rules, parent, commit),
         times_listed=_count_listings(parent, authors),
         votes_for_parent=votes,
-        is_parent_prompt=is_quorum(rules, parent.rosters, votes),
+        is_parent_prompt=is_prompt,
+        certified_height=certified[0],
+        certified_id=certified[1],
+        final_height=final[0],
+        final_id=final[1],
     )
-    late_votes = _voters(listed, parent.parent_id)
-    return _with_rosters(rules, parent, _with_certificates(rules, known, facts, late_votes))
+    return _with_rosters(rules, parent, facts)
 
 
-def _with_certificates(
+_Place = tuple[int, str]
+"""Height and id of a commit."""
+
+
+def _certificates(
     rules: ChainRules,
     known: Mapping[str, ChainFacts],
-    facts: ChainFacts,
+    parent: ChainFacts,
     late_votes: frozenset[str],
-) -> ChainFacts:
-    """Certify the parent by this list, the grandparent by both lists; rules 8 and 9."""
-    parent = known[facts.parent_id]
-    if facts.is_parent_prompt:
-        facts = _certified(facts, parent)
+    *,
+    is_prompt: bool,
+) -> tuple[_Place, _Place]:
+    """Return the highest certified and the highest final commit at a child of `parent`.
+
+    The parent is certified by the child's list, the grandparent by both lists; rules 8 and 9.
+    """
+    certified = (parent.certified_height, parent.certified_id)
+    final = (parent.final_height, parent.final_id)
+    if is_prompt:
+        certified = _higher(certified, parent)
         if parent.is_parent_prompt:
-            facts = _final(facts, known[parent.parent_id])
+            final = _higher(final, known[parent.parent_id])
     grandparent = known.get(parent.parent_id)
     if grandparent is None:
-        return facts
-    votes = parent.votes_for_parent | late_votes
-    if is_quorum(rules, grandparent.rosters, votes):
-        facts = _certified(facts, grandparent)
+        return certified, final
+    if is_quorum(rules, grandparent.rosters, parent.votes_for_parent | late_votes):
+        certified = _higher(certified, grandparent)
         if grandparent.is_parent_prompt:
-            facts = _final(facts, known[grandparent.parent_id])
-    return facts
+            final = _higher(final, known[grandparent.parent_id])
+    return certified, final
 
 
-def _certified(facts: ChainFacts, commit: ChainFacts) -> ChainFacts:
-    if commit.height <= facts.certified_height:
-        return facts
-    return replace(facts, certified_height=commit.height, certified_id=commit.commit_id)
-
-
-def _final(facts: ChainFacts, commit: ChainFacts) -> ChainFacts:
-    if commit.height <= facts.final_height:
-        return facts
-    return replace(facts, final_height=commit.height, final_id=commit.commit_id)
+def _higher(place: _Place, commit: ChainFacts) -> _Place:
+    return place if commit.height <= place[0] else (commit.height, commit.commit_id)
 
 
 def _with_rosters(rules: ChainRules, parent: ChainFacts, facts: ChainFacts) -> ChainFacts:

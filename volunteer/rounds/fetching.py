@@ -18,6 +18,7 @@ from volunteer.rounds.turn import Timing
 
 MAX_BRANCHES = 4
 """Branches looked at in one go when the files of the best cannot be had."""
+_NOTHING: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -30,12 +31,18 @@ class Fetching:
     banned: Set[str]
     state_parts: dict[str, int] = field(default_factory=dict)
     """Commit -> bytes of its state's file that an earlier fetch has left on the disk."""
-    _open: dict[str, list[str]] = field(default_factory=dict)
-    """Of the tip and its parent: contributions there whose blobs are neither held nor bad."""
     _looked_at: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Of the same: all contributions there that `_open` was found among."""
+    """Of the tip and its parent: the contributions there, when they were looked at last."""
+    _looked_when: tuple[str, int, int] = ("", 0, 0)
+    """The tip then, and what `changes_on` said of the two."""
     _draw: Draw | None = None
     """Which of them a commit on the tip would list, where they are too many."""
+    _authors: set[tuple[str, str]] = field(default_factory=set)
+    """(author, base) of what the tip lists: its child may not list these again."""
+    _ahead: list[str] = field(default_factory=list)
+    """Those of which a commit on the tip would list, and whose blobs were not asked for yet."""
+    _ahead_when: tuple[object, ...] = ()
+    """All that `_ahead` follows from."""
 
     def what_is_missing(
         self, tip: ChainFacts, start: str, now_s: float, *, is_contributing: bool
@@ -53,7 +60,7 @@ class Fetching:
             for record_id in self.known.missing_records()
             if self.requests.ask(record_id, now_s, RECORD_AGAIN_S)
         ]
-        self._look_for_open(tip)
+        self._look_at_tip(tip)
         if not self._is_left_behind():
             actions += self._blobs(self._to_fetch_ahead(now_s), now_s)
         usable = self.known.facts[self.known.usable_choice.best(start)]
@@ -61,57 +68,92 @@ class Fetching:
             return actions  # enough to go on with; after a longer pause a state is fetched
         return actions + self._headers(start, now_s, is_contributing=is_contributing)
 
+    def is_at_rest(self, tip: ChainFacts, start: str) -> bool:
+        """Return whether `what_is_missing` returns nothing however long it takes.
+
+        As long as nothing comes, and where it has just been asked.
+        """
+        known, requests = self.known, self.requests
+        return (
+            known.usable_choice.best(start) == tip.commit_id
+            and known.header_choice.best(start) == tip.commit_id
+            and tip.commit_id in known.states
+            and not (known.early or known.withheld or known.waiting_for.commits)
+            and not (self._ahead or requests.has_often_failed)
+        )
+
     def _is_left_behind(self) -> bool:
         """Tell whether a state is on its way: what is here has nothing to propose or compute."""
         return self.known.rules.state_bytes > 0 and self.requests.is_busy(Kind.FETCH_STATE)
 
-    def _look_for_open(self, tip: ChainFacts) -> None:
-        """Find what is not settled at the tip; most events change nothing there."""
-        known, was_open, looked_at = self.known, self._open, self._looked_at
-        self._open, self._looked_at = {}, {}
+    def _look_at_tip(self, tip: ChainFacts) -> None:
+        """Find what was made on the tip and its parent; most events change nothing there."""
+        known = self.known
+        changes = known.changes_on
+        now = (tip.commit_id, changes.get(tip.commit_id, 0), changes.get(tip.parent_id, 0))
+        if now == self._looked_when:
+            return
+        before, self._looked_at, self._looked_when = self._looked_at, {}, now
         for base in (tip.commit_id, tip.parent_id):
-            based_on: Set[str] = known.based_on.get(base, set())
-            before = looked_at.get(base, frozenset())
-            if based_on != before:
-                before, was_open[base] = frozenset(based_on), sorted(based_on)
-            self._looked_at[base] = before
-            candidates = was_open.get(base, [])
-            self._open[base] = [i for i in candidates if i not in known.held and i not in known.bad]
-        self._draw_lots(tip, looked_at)
+            here, was_here = known.based_on.get(base, _NOTHING), before.get(base, _NOTHING)
+            self._looked_at[base] = was_here if here == was_here else frozenset(here)
+        self._draw_lots(tip, before)
 
     def _draw_lots(self, tip: ChainFacts, looked_at: dict[str, frozenset[str]]) -> None:
         """Let those take part in the draw that have come, or all where the tip is another."""
         if sum(map(len, self._looked_at.values())) <= self.known.rules.max_contributions:
             self._draw = None
             return
+        known = self.known
         if self._draw is None or self._draw.seed != tip.commit_id:
+            self._authors = listed_authors(tip, known.contributions)
             self._draw, looked_at = Draw(tip.commit_id, self.known.rules.max_contributions), {}
-        authors = listed_authors(tip, self.known.contributions)
         members = tip.rosters[0] | tip.rosters[1]
         for base, ids in self._looked_at.items():
             if ids is looked_at.get(base):
                 continue
             for contribution_id in ids - looked_at.get(base, frozenset()):
-                author = self.known.contributions[contribution_id].author
-                if (author, base) not in authors:
+                author = known.contributions[contribution_id].author
+                if (author, base) not in self._authors:
                     self._draw.add(contribution_id, is_first=author in members)
 
     def _to_fetch_ahead(self, now_s: float) -> list[str]:
         """Return the contributions that a commit on the tip may list, and whose blobs lack."""
-        if self._draw is not None:
-            return self._draw.chosen(lambda i: self._cannot_be_had(i, now_s))
-        found = (i for open_here in self._open.values() for i in open_here)
-        return [i for i in found if self.known.contributions[i].author not in self.banned]
-
-    def _cannot_be_had(self, contribution_id: str, now_s: float) -> bool:
-        """Tell whether to fetch another instead: else who keeps blobs back would fill the draw."""
-        contribution = self.known.contributions.get(contribution_id)
-        return (
-            contribution is None
-            or contribution.author in self.banned
-            or contribution_id in self.known.bad
-            or self.requests.seems_withheld(contribution_id, now_s)
+        known, requests = self.known, self.requests
+        withheld = requests.all_withheld(now_s) if self._draw is not None else _NOTHING
+        when = (
+            *self._looked_when,
+            requests.num_failed,
+            len(self.banned),
+            len(known.bad),
+            withheld,
         )
+        if when != self._ahead_when:
+            self._ahead_when = when
+            self._ahead = self._find_ahead(withheld)
+        if self._ahead:
+            held, bad, asked = known.held, known.bad, requests.asked_at_s
+            self._ahead = [
+                i for i in self._ahead if i not in asked and i not in held and i not in bad
+            ]
+        return self._ahead
+
+    def _find_ahead(self, withheld: frozenset[str]) -> list[str]:
+        if self._draw is None:
+            found = (i for base in self._looked_at for i in sorted(self._looked_at[base]))
+            return [i for i in found if self.known.contributions[i].author not in self.banned]
+        # Another one takes the place of what cannot be had: else who keeps blobs back would fill
+        # the draw.
+        contributions, banned, bad = self.known.contributions, self.banned, self.known.bad
+        out = {
+            i
+            for i in self._draw.ids()
+            if i not in contributions
+            or i in bad
+            or i in withheld
+            or contributions[i].author in banned
+        }
+        return self._draw.chosen(out)
 
     def _headers(self, start: str, now_s: float, *, is_contributing: bool) -> list[ev.Action]:
         """Fetch what the best chain of headers needs; if nobody has it, what the next best does.
@@ -170,10 +212,12 @@ class Fetching:
 
     def _blobs(self, contribution_ids: Iterable[str], now_s: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
+        held, bad = self.known.held, self.known.bad
         for contribution_id in contribution_ids:
-            contribution = self.known.contributions[contribution_id]
-            is_settled = contribution_id in self.known.held or contribution_id in self.known.bad
-            if not is_settled and self.requests.ask(contribution_id, now_s):
+            if contribution_id in held or contribution_id in bad:
+                continue
+            if self.requests.ask(contribution_id, now_s):
+                contribution = self.known.contributions[contribution_id]
                 actions.append(ev.FetchBlob(contribution_id, contribution))
         return actions
 

@@ -55,6 +55,8 @@ class Knowledge:
     supporters: dict[str, set[str]] = field(default_factory=dict)
     based_on: dict[str, set[str]] = field(default_factory=dict)
     """Base -> ids of contributions made on it."""
+    changes_on: dict[str, int] = field(default_factory=dict)
+    """Base -> a number that is another one whenever `based_on` has changed there."""
     listed_by: dict[str, set[str]] = field(default_factory=dict)
     """Contribution or farewell -> valid commits that list it."""
     waiting_for: Waiting = field(default_factory=Waiting)
@@ -78,6 +80,7 @@ class Knowledge:
     """Commits that nobody seems to have the files of -> when to pursue them again, own clock."""
     early: set[str] = field(default_factory=set)
     """Valid commits that are not to be stood on yet (outsiders.py)."""
+    _num_changes: int = 0
     _unusable: set[str] = field(default_factory=set)
     """Valid, and neither usable nor refused yet."""
     usable_choice: TipChoice = field(init=False)
@@ -119,10 +122,16 @@ class Knowledge:
         if isinstance(record, Contribution):
             self.contributions[record_id] = record
             self.based_on.setdefault(record.base, set()).add(record_id)
+            self.note_change_on(record.base)
             self._note_supporter(record.base, record.author)
         else:
             self.leavings[record_id] = record
         self.bounds.take_in(record_id, record)
+
+    def note_change_on(self, base: str) -> None:
+        """A contribution on `base` has come, or was forgotten."""
+        self._num_changes += 1
+        self.changes_on[base] = self._num_changes
 
     def _add_close(self, close: Close) -> bool:
         """Keep the hint if a member gives it; one for a base not here yet may be forgotten."""
@@ -140,7 +149,7 @@ class Knowledge:
         return (
             record_id in self.contributions
             or record_id in self.commits
-            or record_id in self.waiting
+            or record_id in self.waiting_for.commits
             or record_id in self.leavings
             or record_id in self.invalid
         )
@@ -155,12 +164,12 @@ class Knowledge:
     def _add_commit(self, commit_id: str, commit: Commit) -> None:
         if commit.proposer == self.me:
             self.bounds.pin(commit_id)
-        self._put_aside(commit_id, commit)
-        if commit.parent in self.invalid or not self.lacks_of(commit):
+        lacks = self.lacks_of(commit)
+        self._put_aside(commit_id, commit, lacks)
+        if commit.parent in self.invalid or not lacks:
             self._judge_all([commit_id])
 
-    def _put_aside(self, commit_id: str, commit: Commit) -> None:
-        lacks = self.lacks_of(commit)
+    def _put_aside(self, commit_id: str, commit: Commit, lacks: list[str]) -> None:
         has_turn = self.bounds.has_turn(commit)
         for record_id in (*commit.contributions, *commit.leaving):
             self.bounds.loose.leave(record_id)  # it is kept for this commit from now on
@@ -172,8 +181,9 @@ class Knowledge:
         while stack:
             commit_id = stack.pop()
             commit = self.waiting_for.remove(commit_id)
-            if self.lacks_of(commit) and commit.parent not in self.invalid:
-                self._put_aside(commit_id, commit)  # it lists as a contribution what is none
+            lacks = self.lacks_of(commit)
+            if lacks and commit.parent not in self.invalid:
+                self._put_aside(commit_id, commit, lacks)  # it lists as contribution what is none
                 continue
             children = self.waiting_for.children_of(commit_id)
             self._judge(commit_id, commit)

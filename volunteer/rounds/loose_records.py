@@ -51,6 +51,9 @@ class Standing(Enum):
     ORPHAN = "too many records whose base is not here"
 
 
+Place = tuple[bool, int, str, int, str]
+
+
 class Ticket(NamedTuple):
     """What decides about one record."""
 
@@ -58,7 +61,7 @@ class Ticket(NamedTuple):
     author: str
     base: str
     standing: Standing
-    place: tuple[bool, int, str, int, str]
+    place: Place
     """Who has the least goes first: does its base lie where we stand or below, height and id of its
     base (the same for all orphans, whose bases may be invented), minus its lot, record id."""
 
@@ -71,17 +74,34 @@ class _Room:
     most_per_base: int
     seats: dict[str, dict[str, Ticket]] = field(default_factory=dict)
     """Base -> record id -> ticket."""
-    order: list[tuple[bool, int, str, int, str]] = field(default_factory=list)
+    order: list[Place] = field(default_factory=list)
     """The places of all tickets, sorted."""
+    _order_on: dict[str, list[Place]] = field(default_factory=dict)
+    """Base -> the same of the tickets on it."""
 
     def victim(self, ticket: Ticket) -> str | None:
         """Return who has to go if `ticket` comes, perhaps itself; None while there is room."""
-        here = self.seats.get(ticket.base, {})
-        if len(here) >= self.most_per_base:
-            return min(min(t.place for t in here.values()), ticket.place)[-1]
+        here = self._order_on.get(ticket.base)
+        if here is not None and len(here) >= self.most_per_base:
+            return min(here[0], ticket.place)[-1]
         if len(self.order) < self.most:
             return None
         return min(self.order[0], ticket.place)[-1]
+
+    def put(self, ticket: Ticket) -> None:
+        """Give a ticket a seat."""
+        self.seats.setdefault(ticket.base, {})[ticket.record_id] = ticket
+        bisect.insort(self._order_on.setdefault(ticket.base, []), ticket.place)
+        bisect.insort(self.order, ticket.place)
+
+    def take(self, ticket: Ticket) -> None:
+        """Take a ticket's seat away."""
+        del self.order[bisect.bisect_left(self.order, ticket.place)]
+        here, seats = self._order_on[ticket.base], self.seats[ticket.base]
+        del here[bisect.bisect_left(here, ticket.place)]
+        del seats[ticket.record_id]
+        if not seats:
+            del self.seats[ticket.base], self._order_on[ticket.base]
 
 
 @dataclass(slots=True)
@@ -125,8 +145,7 @@ class LooseRecords:
         victim = room.victim(ticket)
         if victim is not None:
             self.leave(victim)
-        room.seats.setdefault(ticket.base, {})[ticket.record_id] = ticket
-        bisect.insort(room.order, ticket.place)
+        room.put(ticket)
         self._tickets[ticket.record_id] = ticket
         who = (ticket.author, ticket.base)
         self._num_of[who] = self._num_of.get(who, 0) + 1
@@ -137,14 +156,12 @@ class LooseRecords:
         ticket = self._tickets.pop(record_id, None)
         if ticket is None:
             return False
-        room = self._room_of(ticket.standing)
-        del room.order[bisect.bisect_left(room.order, ticket.place)]
-        del room.seats[ticket.base][record_id]
-        if not room.seats[ticket.base]:
-            del room.seats[ticket.base]
+        self._room_of(ticket.standing).take(ticket)
         who = (ticket.author, ticket.base)
-        self._num_of[who] -= 1
-        if not self._num_of[who]:
+        num_left = self._num_of[who] - 1
+        if num_left:
+            self._num_of[who] = num_left
+        else:
             del self._num_of[who]
         return True
 
@@ -154,12 +171,8 @@ class LooseRecords:
         return sorted(i for room in rooms for i in room.seats.get(base, ()))
 
     def _room_of(self, standing: Standing) -> _Room:
-        match standing:
-            case Standing.MEMBER:
-                return self.members
-            case Standing.LISTED:
-                return self.listed
-            case Standing.NEWCOMER:
-                return self.newcomers
-            case Standing.ORPHAN:
-                return self.orphans
+        if standing is Standing.MEMBER:
+            return self.members
+        if standing is Standing.LISTED:
+            return self.listed
+        return self.newcomers if standing is Standing.NEWCOMER else self.orphans

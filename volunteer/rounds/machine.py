@@ -15,20 +15,21 @@ Invariant: I1 one vote a height, one contribution and one proposal a commit, per
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from volunteer.rounds import events as ev
 from volunteer.rounds.ballot import Ballot
 from volunteer.rounds.catch_up import needs_of_state
-from volunteer.rounds.chain import ChainFacts, ChainRules, listed_in_order
+from volunteer.rounds.chain import ChainFacts, ChainRules
 from volunteer.rounds.credit import MAX_CARRIED_AFTER_SWITCH, WorkState, to_drop
 from volunteer.rounds.drafts import Drafts
 from volunteer.rounds.fetching import Fetching
-from volunteer.rounds.fork_choice import is_ancestor, leaves_final
+from volunteer.rounds.fork_choice import leaves_final
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.outsiders import Outsiders
 from volunteer.rounds.own_work import OwnWork
+from volunteer.rounds.proposing import Proposing
 from volunteer.rounds.records import (
     MAX_CARRIES,
     Close,
@@ -39,17 +40,8 @@ from volunteer.rounds.records import (
     author_of,
 )
 from volunteer.rounds.requests import Kind, Requests
-from volunteer.rounds.sampling import sample_contributions
 from volunteer.rounds.silence import Silence
-from volunteer.rounds.turn import (
-    Timing,
-    eligible_contributions,
-    is_child_on_its_way,
-    least_turn_delay_s,
-    leavings_to_list,
-    roster_votes,
-    turn_delay_s,
-)
+from volunteer.rounds.turn import Timing
 from volunteer.rounds.watch import Watch
 
 
@@ -69,8 +61,6 @@ class Machine:
     closed_at_s: float | None = None
     """When the round on the tip was closed for this member."""
     work: OwnWork = field(init=False)
-    own_proposals: set[str] = field(default_factory=set)
-    """Parents for which this member has proposed."""
     ballot: Ballot = field(init=False)
     watch: Watch = field(default_factory=Watch)
     final_id: str = ""
@@ -80,11 +70,14 @@ class Machine:
     _drafts: Drafts = field(init=False)
     _silence: Silence = field(init=False)
     _is_awake: bool = False
+    _was_tick: bool = False
+    """Whether the last event was a tick that led to nothing."""
     _is_paused: bool = False
     """Told to stop, not only not yet told to start."""
     _has_left: bool = True
     _requests: Requests = field(default_factory=Requests)
     _fetching: Fetching = field(init=False)
+    _proposing: Proposing = field(init=False)
     _outsiders: Outsiders = field(init=False)
     _encoded_bases: set[str] = field(default_factory=set)
     _written_blobs: set[str] = field(default_factory=set)
@@ -104,6 +97,9 @@ class Machine:
         self._outsiders = Outsiders(self.known, self.timing)
         self.known.holds_back = self._outsiders.holds_back
         self._drafts = Drafts(self.rules, self.me)
+        self._proposing = Proposing(
+            self.known, self._requests, self.timing, self._drafts, self.banned
+        )
         self._silence = Silence(self.has_lost_records)
         self.final_id = genesis
 
@@ -132,15 +128,18 @@ class Machine:
         """Take in one event; return what to do about it, in order."""
         return self.handle_all((event,), now_s)
 
-    def handle_all(self, events: Iterable[ev.Event], now_s: float) -> list[ev.Action]:
+    def handle_all(self, events: Sequence[ev.Event], now_s: float) -> list[ev.Action]:
         """Take in what has come at about the same time, in order, and then act once."""
         self._actions = []
+        is_tick = all(isinstance(event, ev.Ticked) for event in events)
+        if is_tick and self._is_quiet(now_s):
+            return []
         for event in events:
             self._take_in(event, now_s)
-            if isinstance(event, ev.Ticked | ev.ContributingChanged) and not self._is_awake:
+            if not self._is_awake and isinstance(event, (ev.Ticked, ev.ContributingChanged)):
                 self._is_awake = True
                 self.known.bounds.is_loading = False
-                self._recount_votes()
+                self.ballot = Ballot.of(self.known.facts, self.rules.genesis_id, self.own.values())
         if self._is_awake:
             if self.known.early:
                 ends_at_s = self.applied_at_s + self.timing.round_s
@@ -156,12 +155,31 @@ class Machine:
             )
             self._say_farewell()
             self._act(self._facts(), now_s)
+        self._was_tick = is_tick and not self._actions
         return self._actions
 
+    def _is_quiet(self, now_s: float) -> bool:
+        """Return whether a tick can change nothing: most come while one waits for a time.
+
+        The last event was such a tick, nothing is to be fetched, and no time has come since.
+        """
+        if not self._was_tick or self.tip is None or self.is_silent:
+            return False
+        facts = self._facts()
+        if not self._fetching.is_at_rest(facts, self._start_of_choice()):
+            return False
+        if not self.is_contributing or self.alarm is not None:
+            return True
+        if self.closed_at_s is None:
+            return not self._is_round_over(now_s)
+        is_encoded = facts.commit_id in self._encoded_bases or not self.tokens_since_contribution
+        return is_encoded and now_s < self._proposing.due_at_s(facts, self.closed_at_s)
+
     def _take_in(self, event: ev.Event, now_s: float) -> None:
+        if isinstance(event, ev.RecordArrived):  # by far the most
+            self._take_record(event.record_id, event.record, now_s)
+            return
         match event:
-            case ev.RecordArrived(record_id, record):
-                self._take_record(record_id, record, now_s)
             case ev.RequestFailed(subject):
                 self._requests.failed(subject, now_s)
             case ev.WorkDropped(contribution_ids):
@@ -191,10 +209,10 @@ class Machine:
             case ev.BlobRefused(contribution_id, reason):
                 self.known.refuse_contribution(contribution_id, reason)
             case ev.StateHeld(commit_id):
-                self._end_of_state_request(commit_id)
+                self._requests.end_state(commit_id)
                 self.known.hold_state(commit_id)
             case ev.StateRefused(commit_id, reason):
-                self._end_of_state_request(commit_id)
+                self._requests.end_state(commit_id)
                 self.known.refuse(commit_id, reason)
             case ev.StateDropped(commit_id):
                 self.known.states.discard(commit_id)
@@ -213,10 +231,6 @@ class Machine:
         """Whether a state to move to is being fetched or computed."""
         return any(self._requests.is_busy(kind) for kind in (Kind.FETCH_STATE, Kind.COMPUTE))
 
-    def _end_of_state_request(self, commit_id: str) -> None:
-        self._requests.end(Kind.COMPUTE, commit_id)
-        self._requests.end(Kind.FETCH_STATE, commit_id)
-
     # ----------------------------------------------------------------------------- records
 
     def _take_record(self, record_id: str, record: Record, now_s: float) -> None:
@@ -232,7 +246,7 @@ class Machine:
             case Close(base=base) if base == self.tip and self.closed_at_s is None:
                 self.closed_at_s = now_s
             case Commit() if record.proposer == self.me:
-                self.own_proposals.add(record.parent)
+                self._proposing.parents.add(record.parent)
             case Contribution() if record.author == self.me:
                 self._note_own(record_id, record)
             case Leaving() if record.author == self.me:
@@ -244,7 +258,7 @@ class Machine:
         self.own[record_id] = record
         self._encoded_bases.add(record.base)
         self._has_left = False
-        self._note_vote(record)
+        self.ballot.note_vote(record)
         # What it carries is in flight with it now: if the trainer was told to carry it after
         # encoding, it must take it out again.
         if record.blob_id in self._written_blobs:
@@ -252,16 +266,6 @@ class Machine:
         is_placed = self._is_awake and self.tip is not None
         if is_placed and self._told_pending != tuple(self.work.pending()):
             self._tell_trainer()
-
-    def _note_vote(self, record: Contribution) -> None:
-        if record.vote:
-            self.ballot.note_vote(record)
-
-    def _recount_votes(self) -> None:
-        """Count own votes anew, in their order: one read back before its base gave no lock."""
-        self.ballot = Ballot(self.known.facts, lock_id=self.rules.genesis_id)
-        for contribution in sorted(self.own.values(), key=lambda c: c.round_index):
-            self._note_vote(contribution)
 
     # --------------------------------------------------------------------- where to stand
 
@@ -325,14 +329,9 @@ class Machine:
     def _finalise(self, facts: ChainFacts) -> None:
         if facts.final_id == self.final_id:
             return
-        newly = []
-        for commit_id in self.known.chain_down(facts.final_id):
-            if is_ancestor(self.known.facts, commit_id, self.final_id):
-                break
-            listed = self.known.facts[commit_id].listed
-            newly += [i for i in sorted(listed) if i in self.own]
+        newly = self.work.listed_between(self.final_id, facts.final_id)
         self.final_id = facts.final_id
-        self._actions.append(ev.Finalise(facts.final_id, facts.final_height, tuple(newly)))
+        self._actions.append(ev.Finalise(facts.final_id, facts.final_height, newly))
 
     def work_states(self) -> dict[str, WorkState]:
         """Return what has become of each own contribution on the tip's chain (the books)."""
@@ -357,8 +356,7 @@ class Machine:
     def _close_and_contribute(self, facts: ChainFacts, now_s: float) -> None:
         """Contribute once for the tip (rule 20)."""
         if self.closed_at_s is None:
-            is_target = 0 < self.timing.target_tokens <= self.tokens_since_contribution
-            if not is_target and now_s - self.applied_at_s < self.timing.round_s:
+            if not self._is_round_over(now_s):
                 return
             self.closed_at_s = now_s
             self.known.closed.add(facts.commit_id)
@@ -368,6 +366,10 @@ class Machine:
         if is_possible and self._requests.begin(Kind.ENCODE, facts.commit_id, now_s):
             self._actions.append(ev.Encode(facts.commit_id, facts.height))
 
+    def _is_round_over(self, now_s: float) -> bool:
+        is_target = 0 < self.timing.target_tokens <= self.tokens_since_contribution
+        return is_target or now_s - self.applied_at_s >= self.timing.round_s
+
     def _sign_contribution(self, event: ev.ContributionEncoded) -> None:
         base = self.known.facts.get(event.base)
         if base is None or event.base in self._encoded_bases or self.is_silent:
@@ -376,43 +378,22 @@ class Machine:
         self._written_blobs.add(event.blob_id)
         self.tokens_since_contribution = 0
         contribution = self._drafts.contribution(base, event, vote=self.ballot.may_vote(base))
-        self._note_vote(contribution)
+        self.ballot.note_vote(contribution)
         self._publish(contribution)
 
     def _propose(self, facts: ChainFacts, now_s: float) -> None:
-        """Propose once for the tip, when it is our turn (rules 22, 23)."""
-        is_done = facts.commit_id in self.own_proposals or self._requests.is_busy(Kind.PROPOSE)
-        if is_done or self.closed_at_s is None or facts.commit_id not in self.known.states:
+        if self.closed_at_s is None or facts.commit_id not in self.known.states:
             return
-        if now_s < self.closed_at_s + least_turn_delay_s(self.known, facts, self.timing, self.me):
-            return
-        eligible = eligible_contributions(self.known, facts, self.banned)
-        turn_s = self.closed_at_s + turn_delay_s(self.known, facts, self.timing, self.me)
-        if not eligible or now_s < turn_s or self._is_child_on_its_way(facts, now_s):
-            return
-        chosen = sample_contributions(
-            eligible,
-            self.rules.max_contributions,
-            seed=facts.commit_id,
-            first=roster_votes(self.known, facts, eligible),
-        )
-        if self._requests.begin(Kind.PROPOSE, facts.commit_id, now_s):
-            listed = listed_in_order(chosen, facts, self.known.contributions)
-            self._actions.append(ev.ComputeProposal(facts.commit_id, listed))
-
-    def _is_child_on_its_way(self, facts: ChainFacts, now_s: float) -> bool:
-        elapsed_s = now_s - self.applied_at_s
-        return is_child_on_its_way(self.known, facts, elapsed_s, self.timing.round_s)
+        action = self._proposing.ask(facts, self.applied_at_s, self.closed_at_s, now_s)
+        if action is not None:
+            self._actions.append(action)
 
     def _sign_commit(self, event: ev.ProposalComputed, now_s: float) -> None:
-        if event.parent != self.tip or event.parent in self.own_proposals:
+        if self.tip is None:
             return
-        facts = self._facts()
-        if self._is_child_on_its_way(facts, now_s):
-            return  # it arrived while the aggregator was at work
-        self.own_proposals.add(event.parent)
-        leaving = leavings_to_list(self.known, facts, self.me, limit=self.rules.max_contributions)
-        self._publish(self._drafts.commit(facts, event, leaving))
+        commit = self._proposing.commit(self._facts(), event, self.applied_at_s, now_s)
+        if commit is not None:
+            self._publish(commit)
 
     def _publish(self, record: Record) -> None:
         self._actions.append(ev.PublishRecord(record))

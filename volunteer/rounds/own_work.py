@@ -28,7 +28,7 @@ class OwnWork:
     dropped: set[str] = field(default_factory=set)
     chain: list[str] = field(default_factory=list)
     """The tip's chain by height."""
-    _settled: set[str] = field(default_factory=set)
+    settled: set[str] = field(default_factory=set)
     """Own contributions that final commits of the chain list, or that those carry."""
     _settled_height: int = 0
 
@@ -42,7 +42,7 @@ class OwnWork:
             self.chain = self._chain_of(tip)
         is_switch = bool(old) and not self.is_on_chain(old[-1])
         if is_switch and not self.is_on_chain(old[self._settled_height]):
-            self._settled.clear()
+            self.settled.clear()
             self._settled_height = 0
         self._settle(tip.final_height)
         return is_switch
@@ -57,8 +57,8 @@ class OwnWork:
         for commit_id in self.chain[self._settled_height : final_height + 1]:
             for contribution_id in self.facts[commit_id].listed:
                 if contribution_id in self.own:
-                    self._settled.add(contribution_id)
-                    self._settled.update(self.own[contribution_id].carries)
+                    self.settled.add(contribution_id)
+                    self.settled.update(self.own[contribution_id].carries)
         self._settled_height = max(self._settled_height, final_height)
 
     def is_on_chain(self, commit_id: str) -> bool:
@@ -71,13 +71,22 @@ class OwnWork:
         commits = self.listed_by.get(contribution_id, ())
         return next((c for c in commits if self.is_on_chain(c)), None)
 
+    def listed_between(self, below: str, final_id: str) -> tuple[str, ...]:
+        """Return own contributions listed from above `below`, or its fork, up to `final_id`."""
+        listed: list[str] = []
+        while not is_ancestor(self.facts, final_id, below):
+            facts = self.facts[final_id]
+            listed += [i for i in sorted(facts.listed) if i in self.own]
+            final_id = facts.parent_id
+        return tuple(listed)
+
     def unsettled(self) -> dict[str, Contribution]:
         """Return own contributions of which something may still change."""
-        return {i: c for i, c in self.own.items() if i not in self._settled}
+        return {i: c for i, c in self.own.items() if i not in self.settled}
 
-    def states(self) -> dict[str, WorkState]:
-        """Return what has become of each own contribution."""
-        return self._states(self.own)
+    def states(self, own: Mapping[str, Contribution] | None = None) -> dict[str, WorkState]:
+        """Return what has become of each own contribution, or of those in `own` alone."""
+        return self._states(self.own if own is None else own)
 
     def pending(self) -> list[str]:
         """Return what belongs into the local weights, the oldest first."""

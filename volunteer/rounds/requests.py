@@ -33,10 +33,15 @@ class Kind(Enum):
 class Requests:
     """Requests under way and failures so far."""
 
+    num_failed: int = 0
+    """Counts failures: while it stays the same, what was asked for once need not be asked again."""
     _busy: dict[Kind, str] = field(default_factory=dict)
-    _asked_at_s: dict[str, float] = field(default_factory=dict)
+    asked_at_s: dict[str, float] = field(default_factory=dict)
+    """Blobs and records asked for that have neither failed since, nor come anew."""
     _failures: dict[str, int] = field(default_factory=dict)
     _rest_until_s: dict[str, float] = field(default_factory=dict)
+    _often_failed: set[str] = field(default_factory=set)
+    """Subjects with WITHHELD_FAILURES failures in a row."""
 
     def is_busy(self, kind: Kind) -> bool:
         """Return whether a request of this kind is under way."""
@@ -55,12 +60,12 @@ class Requests:
 
     def ask(self, subject: str, now_s: float, again_s: float | None = None) -> bool:
         """Return whether to ask for a blob or record now: once, or again after `again_s`."""
-        asked_at_s = self._asked_at_s.get(subject)
+        asked_at_s = self.asked_at_s.get(subject)
         if asked_at_s is not None and (again_s is None or now_s < asked_at_s + again_s):
             return False
         if self._is_resting(subject, now_s):
             return False
-        self._asked_at_s[subject] = now_s
+        self.asked_at_s[subject] = now_s
         return True
 
     def end(self, kind: Kind, subject: str) -> None:
@@ -69,20 +74,28 @@ class Requests:
             del self._busy[kind]
         self._forget_failures(subject)
 
+    def end_state(self, commit_id: str) -> None:
+        """The state after a commit was computed, fetched, or refused."""
+        self.end(Kind.COMPUTE, commit_id)
+        self.end(Kind.FETCH_STATE, commit_id)
+
     def arrived(self, subject: str) -> None:
         """A blob or record that may have been asked for is here."""
-        self._asked_at_s.pop(subject, None)
+        self.asked_at_s.pop(subject, None)
         self._forget_failures(subject)
 
     def failed(self, subject: str, now_s: float) -> None:
         """A request for `subject` could not be done: ask again after a while."""
-        was_asked = self._asked_at_s.pop(subject, None) is not None
+        was_asked = self.asked_at_s.pop(subject, None) is not None
         kinds = [kind for kind, busy in self._busy.items() if busy == subject]
         for kind in kinds:
             del self._busy[kind]
         if was_asked or kinds:
             failures = self._failures.get(subject, 0)
             self._failures[subject] = failures + 1
+            self.num_failed += 1
+            if failures + 1 >= WITHHELD_FAILURES:
+                self._often_failed.add(subject)
             pause_s = min(FIRST_PAUSE_S * 2.0 ** min(failures, 16), LONGEST_PAUSE_S)
             self._rest_until_s[subject] = now_s + pause_s
 
@@ -92,7 +105,17 @@ class Requests:
 
     def seems_withheld(self, subject: str, now_s: float) -> bool:
         """Return whether this has just failed again, after having failed often."""
-        return self.failures_of(subject) >= WITHHELD_FAILURES and self._is_resting(subject, now_s)
+        return subject in self._often_failed and self._is_resting(subject, now_s)
+
+    @property
+    def has_often_failed(self) -> bool:
+        """Whether `seems_withheld` is, was, or will be true of something."""
+        return bool(self._often_failed)
+
+    def all_withheld(self, now_s: float) -> frozenset[str]:
+        """Return everything of which `seems_withheld` is true."""
+        rest_until_s = self._rest_until_s
+        return frozenset(i for i in self._often_failed if now_s < rest_until_s[i])
 
     def aggregator_ended(self) -> None:
         """What it was computing may be asked for again."""
@@ -103,5 +126,6 @@ class Requests:
         return now_s < self._rest_until_s.get(subject, now_s)
 
     def _forget_failures(self, subject: str) -> None:
-        self._failures.pop(subject, None)
+        if self._failures.pop(subject, None) is not None:
+            self._often_failed.discard(subject)
         self._rest_until_s.pop(subject, None)

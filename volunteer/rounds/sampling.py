@@ -6,13 +6,15 @@ Runs in: agent, simulation. Pure.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Collection, Iterator, Sequence
+import functools
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 
 from blake3 import blake3
 
 OTHERS_PART = 4
 """One place in so many is never kept for the rosters: else who founds a run would fill it."""
+LOTS_REMEMBERED = 4096
 
 
 def sample_contributions(
@@ -38,6 +40,7 @@ def sample_contributions(
     return tuple(sorted(chosen + rest[: limit - len(chosen)]))
 
 
+@functools.lru_cache(LOTS_REMEMBERED)
 def _lot(seed: str, contribution_id: str) -> bytes:
     return blake3(f"{seed}/{contribution_id}".encode()).digest()
 
@@ -58,25 +61,20 @@ class Draw:
         """Count what was added."""
         return len(self._first) + len(self._others)
 
+    def ids(self) -> list[str]:
+        """Return what was added."""
+        return [i for _, i in self._first + self._others]
+
     def add(self, contribution_id: str, *, is_first: bool) -> None:
         """Let a contribution take part; `is_first` as in `sample_contributions`."""
         lots = self._first if is_first else self._others
         bisect.insort(lots, (_lot(self.seed, contribution_id), contribution_id))
 
-    def chosen(self, is_out: Callable[[str], bool]) -> list[str]:
-        """Return what would be listed now, leaving those out that `is_out` says cannot be had."""
-        first = (i for _, i in self._first if not is_out(i))
-        chosen = _take(first, self.limit - self.limit // OTHERS_PART)
-        rest = sorted(
-            (_lot(self.seed, i), i)
-            for lots in (
-                _take(first, self.limit),
-                _take((i for _, i in self._others if not is_out(i)), self.limit),
-            )
-            for i in lots
-        )
-        return chosen + [i for _, i in rest[: self.limit - len(chosen)]]
-
-
-def _take(ids: Iterator[str], most: int) -> list[str]:
-    return [i for _, i in zip(range(most), ids, strict=False)]
+    def chosen(self, out: Set[str]) -> list[str]:
+        """Return what would be listed now, leaving `out` out, which cannot be had."""
+        first = [lot for lot in self._first if lot[1] not in out]
+        others = [lot for lot in self._others if lot[1] not in out]
+        kept = self.limit - self.limit // OTHERS_PART
+        rest = sorted(first[kept : kept + self.limit] + others[: self.limit])
+        chosen = first[:kept]
+        return [i for _, i in chosen + rest[: self.limit - len(chosen)]]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from volunteer.rounds.chain import ChainFacts
 from volunteer.rounds.fork_choice import Tree, choose_child
 
 
@@ -28,6 +29,8 @@ class TipChoice:
     genesis_id: str
     path: list[str] = field(default_factory=list)
     """Commit ids by height, from the genesis to the tip chosen."""
+    version: int = 0
+    """Counts the changes of `path`."""
     _start: str = ""
     _start_height: int = 0
     _changes: list[tuple[str, str | None]] = field(default_factory=list)
@@ -39,11 +42,14 @@ class TipChoice:
 
     def note_support(self, commit_id: str, author: str) -> None:
         """A first contribution by `author` on `commit_id` is known."""
-        self._changes.append((commit_id, author))
+        facts = self.tree.facts.get(commit_id)
+        if facts is None or not _is_at(self.path, facts):
+            self._changes.append((commit_id, author))  # else it speaks for what is chosen
 
     def note_removed(self) -> None:
         """Some commit may no longer be stood on."""
         self.path.clear()
+        self.version += 1
 
     def best(self, start: str) -> str:
         """Return what `choose_tip(tree, start)` returns."""
@@ -73,6 +79,7 @@ class TipChoice:
             chain.append(node)
         self.path = chain[::-1]
         self._extend()
+        self.version += 1
 
     def _look_again(self, start_height: int) -> None:
         """Decide anew at the forks that the changes can touch, from below."""
@@ -84,6 +91,7 @@ class TipChoice:
                 continue
             del self.path[height + 1 :]
             self._extend()
+            self.version += 1
             return  # all above has been decided with everything known
 
     def _touched(self, start_height: int) -> set[int]:
@@ -92,8 +100,8 @@ class TipChoice:
             facts = self.tree.facts.get(commit_id)
             if facts is None:
                 continue  # looked at once the commit itself is valid
-            is_on_path = self._is_on_path(commit_id)
-            while not self._is_on_path(facts.commit_id):
+            is_on_path = _is_at(self.path, facts)
+            while not _is_at(self.path, facts):
                 facts = self.tree.facts[facts.parent_id]
             members = facts.rosters[0] | facts.rosters[1]
             is_stranger = author is not None and author not in members
@@ -101,10 +109,10 @@ class TipChoice:
                 heights.add(facts.height)
         return heights
 
-    def _is_on_path(self, commit_id: str) -> bool:
-        height = self.tree.facts[commit_id].height
-        return height < len(self.path) and self.path[height] == commit_id
-
     def _extend(self) -> None:
         while (child := choose_child(self.tree, self.path[-1])) is not None:
             self.path.append(child)
+
+
+def _is_at(path: list[str], facts: ChainFacts) -> bool:
+    return facts.height < len(path) and path[facts.height] == facts.commit_id

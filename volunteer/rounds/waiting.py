@@ -101,6 +101,8 @@ class Waiting:
 
     def missing_ids(self) -> list[str]:
         """Return what to ask for by name, sorted: what the first commits lack."""
+        if not self.commits:
+            return []
         first = (commit_id for _, _, commit_id in self._order[:MAX_COMMITS_ASKED_FOR])
         missing = {i for commit_id in first for i in self._lacks[commit_id]}
         return sorted(i for i in missing if i not in self.commits)

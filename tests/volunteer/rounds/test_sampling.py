@@ -29,7 +29,7 @@ def test_a_draw_is_the_sample_of_what_can_be_had(
     is_out = {hash_of(str(number)) for number in out}
     left = [hash_of(str(number)) for number in is_first_of if number not in out]
     first = {hash_of(str(number)) for number, is_first in is_first_of.items() if is_first}
-    chosen = draw.chosen(is_out.__contains__)
+    chosen = draw.chosen(is_out)
     assert sorted(chosen) == list(sample_contributions(left, limit, seed="seed", first=first))
     assert len(draw) == len(is_first_of)
 

@@ -6,6 +6,7 @@ Runs in: simulation. Invariant I4 of ROUNDS.md, and that what the swarm confirms
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ class Books:
     honest: frozenset[str]
     kept: dict[str, set[Unit]] = field(default_factory=dict)
     """Peer -> all units that were ever on the disk that it has now."""
+    _settled: dict[str, tuple[frozenset[str], set[Unit]]] = field(default_factory=dict)
+    """Peer -> which of its contributions final commits list, and the units in them."""
     _lost: dict[str, set[Unit]] = field(default_factory=dict)
     """Peer -> units that were on disks that it has lost."""
     _confirmed: dict[str, set[str]] = field(default_factory=dict)
@@ -69,27 +72,56 @@ class Books:
         return sum(unit.tokens for unit in units)
 
     def check(self, member: Member) -> None:
-        """I4: every unit of work is in exactly one place."""
-        places = self._places(member)
+        """I4: every unit of work is in exactly one place.
+
+        What final commits list is in its place for good, or until a switch goes below them: of
+        that, only that none of it is anywhere else. `check_all` looks at everything.
+        """
+        unsettled = member.machine.work.unsettled()
+        settled = self._settled_units(member)
+        places = self._places(member, unsettled)
+        wrong = {unit: places[unit] for unit in places.keys() & settled}
+        open_units = self.kept.get(member.me, set()) - settled
+        wrong |= {unit: places[unit] for unit in open_units if places[unit] != 1}
+        if wrong:
+            raise BrokenRule(f"I4: {member.me} has units not in exactly one place: {wrong}")
+
+    def check_all(self, member: Member) -> None:
+        """I4 for all that a member has ever done."""
+        places = self._places(member, member.machine.own)
         wrong = {unit: places[unit] for unit in self.kept.get(member.me, ()) if places[unit] != 1}
         if wrong:
             raise BrokenRule(f"I4: {member.me} has units not in exactly one place: {wrong}")
 
-    def _places(self, member: Member) -> Counter[Unit]:
+    def _settled_units(self, member: Member) -> set[Unit]:
+        own, settled = member.machine.own, member.machine.work.settled
+        before, units = self._settled.get(member.me, (frozenset(), set()))
+        if not before <= settled:
+            before, units = frozenset(), set()
+        for work_id in settled - before:
+            # What one of these only carries may hold more than the new part that was carried.
+            if work_id in own and member.machine.work.listed_at(work_id) is not None:
+                units |= self.contents.units_of[own[work_id].blob_id]
+        if len(before) != len(settled):
+            self._settled[member.me] = (frozenset(settled), units)
+        return units
+
+    def _places(self, member: Member, own: Mapping[str, Contribution]) -> Counter[Unit]:
+        """Count where each unit is, as far as it is in `own` or with the trainer."""
         machine, trainer = member.machine, member.trainer
         assert trainer is not None
-        own, states = machine.own, machine.work_states()
+        states = machine.work.states(own)
         places: Counter[Unit] = Counter(trainer.open_units)
         for carried in trainer.carried:
-            places.update(self.contents.new_part(carried, own))
+            places.update(self.contents.new_part(carried, machine.own))
         tip = machine.known.facts[machine.tip or ""]
         for work_id, contribution in own.items():
             can_be_listed = contribution.base in (tip.commit_id, tip.parent_id)
             if can_be_listed or machine.work.listed_at(work_id) is not None:
                 places.update(self.contents.units_of[contribution.blob_id])
             elif states[work_id] is WorkState.DROPPED:
-                places.update(self.contents.new_part(work_id, own))
+                places.update(self.contents.new_part(work_id, machine.own))
         last = trainer.snapshot.last
-        if last is not None and last.blob_id not in {c.blob_id for c in own.values()}:
+        if last is not None and all(last.blob_id != c.blob_id for c in machine.own.values()):
             places.update(self.contents.units_of[last.blob_id])
         return places

@@ -23,11 +23,12 @@ FIRST_STEP_BACK = 8
 class Exchange:
     """One member's side of the network."""
 
-    __slots__ = ("_member", "_step_back", "_wanted", "num_refused")
+    __slots__ = ("_member", "_others", "_step_back", "_wanted", "num_refused")
 
     def __init__(self, member: Member) -> None:
         """Speak for `member`."""
         self._member = member
+        self._others: tuple[str, ...] = ()
         self._step_back = 0
         self._wanted: set[str] = set()
         self.num_refused = 0
@@ -124,7 +125,9 @@ class Exchange:
         member = self._member
         if member.mesh is not None:
             return member.mesh.neighbours[member.me]
-        return tuple(name for name in member.peers if name != member.me)
+        if not self._others:
+            self._others = tuple(name for name in member.peers if name != member.me)
+        return self._others
 
     def _first_height(self) -> int:
         """Return where to begin: as `SyncPages.first_height`."""

@@ -129,12 +129,11 @@ class Member:
 
     def _load(self) -> None:
         """Bring the machine to where it was; nobody does what it may ask for meanwhile."""
+        records, blobs = self.disk.records, self.disk.blobs
         self.feed_silently(ev.WorkDropped(tuple(self.disk.dropped)))
-        for record_id, record in self.disk.records.items():
-            self.feed_silently(ev.RecordArrived(record_id, record))
-        for record_id, record in self.disk.records.items():
-            if isinstance(record, Contribution) and record.blob_id in self.disk.blobs:
-                self.feed_silently(ev.BlobHeld(record_id))
+        self.feed_silently(*(ev.RecordArrived(i, record) for i, record in records.items()))
+        contributions = [(i, r) for i, r in records.items() if isinstance(r, Contribution)]
+        self.feed_silently(*(ev.BlobHeld(i) for i, r in contributions if r.blob_id in blobs))
         genesis = self.rules.genesis_id
         if not self.disk.verified:
             self.disk.verified.append(genesis)
@@ -146,11 +145,11 @@ class Member:
             if commit_id not in self.disk.states:
                 self.feed_silently(ev.StateDropped(commit_id))
 
-    def feed_silently(self, event: ev.Event) -> None:
-        """Feed an event of loading: it must lead to nothing but the bans of before."""
-        for action in self.machine.handle(event, self.clock_s()):
+    def feed_silently(self, *events: ev.Event) -> None:
+        """Feed events of loading: they must lead to nothing but the bans of before."""
+        for action in self.machine.handle_all(events, self.clock_s()):
             if not isinstance(action, ev.BanPeer):
-                raise BrokenRule(f"{self.me}: reading back {event} leads to {action}")
+                raise BrokenRule(f"{self.me}: reading back what is on disk leads to {action}")
             self.banned.add(action.peer)
 
     def crash(self) -> None:
@@ -240,17 +239,16 @@ class Member:
 
     def after(self, delay_s: float, act: Callable[[], None]) -> None:
         """Do `act` later, unless this process has ended by then; not before the lid is open."""
-        generation = self.num_starts
+        # Not a closure that names itself: each would be a cycle for the garbage collector.
+        self.world.after(delay_s, partial(self._act_if_up, self.num_starts, act))
 
-        def act_if_up() -> None:
-            if not self.is_up or self.num_starts != generation:
-                return
-            if self.is_frozen:
-                self._after_thaw.append(act_if_up)
-            else:
-                act()
-
-        self.world.after(delay_s, act_if_up)
+    def _act_if_up(self, generation: int, act: Callable[[], None]) -> None:
+        if not self.is_up or self.num_starts != generation:
+            return
+        if self.is_frozen:
+            self._after_thaw.append(partial(self._act_if_up, generation, act))
+        else:
+            act()
 
     def _tick(self) -> None:
         if self.trainer is not None:

@@ -139,7 +139,7 @@ class Referee:
     def check_at_end(self, member: Member) -> None:
         """Check all that a member has ever done."""
         if member.me in self.honest and member.trainer is not None and member.trainer.is_idle:
-            self.books.check(member)
+            self.books.check_all(member)
 
     def _note_facts(self, member: Member) -> None:
         """I7 and I3: the same facts everywhere, and no work twice on any chain."""

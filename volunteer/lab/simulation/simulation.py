@@ -35,7 +35,7 @@ HEALED_ROUNDS = 2.0
 def _few_collections() -> Iterator[None]:
     """Look for garbage in cycles less often: nearly nothing is one, and all is looked at."""
     before = gc.get_threshold()
-    gc.set_threshold(200_000, 20, 100)
+    gc.set_threshold(1_000_000, 20, 100)
     try:
         yield
     finally:
