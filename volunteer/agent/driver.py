@@ -202,6 +202,7 @@ class RoundDriver:
                 actions.extend(await self._publish(action.record))
             else:
                 await self._dispatch(action)
+        self._files.apply_ahead(self.machine)
         if self._is_rebase_due and not self.machine.is_on_its_way:
             self._send_rebase()
 

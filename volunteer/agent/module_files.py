@@ -21,20 +21,18 @@ from volunteer.agent.aggregator_service import (
     AggregatorRefusedError,
     AggregatorService,
 )
+from volunteer.agent.applying import CommitApplier
 from volunteer.agent.bulk_gate import BulkGate
-from volunteer.agent.listing import listed_works
 from volunteer.agent.priority import priority_of
 from volunteer.agent.record_log import RecordLog
 from volunteer.agent.state_fetch import StateFetch
 from volunteer.errors import StorageFullError
 from volunteer.messages import (
-    ApplyCommit,
     BlobValidated,
     BuildGenesis,
     EvaluateState,
     Outcome,
     OwnWork,
-    StateBuilt,
     StateEvaluated,
     ValidateBlob,
 )
@@ -82,7 +80,7 @@ class ModuleFiles:
         self.on_refused: Callable[[str, str], None] = lambda contribution_id, reason: None
         self._blob_fetches: dict[str, tuple[int, trio.CancelScope]] = {}
         self._failed_states: set[str] = set()
-        self._computed: dict[tuple[str, tuple[str, ...]], StateBuilt] = {}
+        self._applier = CommitApplier(store, aggregator, self.state_hash_of)
         num = num_parameters(spec.model)
         # fp32 weights and momentum
         self.gate = BulkGate()
@@ -134,6 +132,11 @@ class ModuleFiles:
         return tuple(work for work in works if self._store.has(work.blob_id))
 
     # ------------------------------------------------------------------------------- tasks
+
+    def apply_ahead(self, machine: Machine) -> None:
+        """Begin to compute the next commit, once all whom the chain expects are here."""
+        if self.nursery is not None:
+            self._applier.begin_ahead(machine, self.nursery)
 
     def start(self, action: ev.Action, machine: Machine) -> None:
         """Begin what `action` says in a task of its own."""
@@ -228,24 +231,9 @@ class ModuleFiles:
         await trio.sleep(RETRY_AFTER_S)  # noqa: TID251 - asked again at once otherwise
         self.post(ev.RequestFailed(subject))
 
-    async def _apply(
-        self, machine: Machine, parent: str, listed: tuple[ev.Listed, ...]
-    ) -> StateBuilt:
-        key = (parent, tuple(one.contribution_id for one in listed))
-        known = self._computed.get(key)
-        if known is None or not self._store.has(known.state_hash):  # it may have been pruned
-            works = listed_works(listed)
-            state_hash = self.state_hash_of(machine, parent)
-            reply = await self._aggregator.ask(
-                lambda i: ApplyCommit(request_id=i, parent_state=state_hash, listed=works)
-            )
-            assert isinstance(reply, StateBuilt)
-            self._computed = {**dict(list(self._computed.items())[-16:]), key: reply}
-        return self._computed[key]
-
     async def _compute_state(self, action: ev.ComputeState, machine: Machine) -> None:
         try:
-            built = await self._apply(machine, action.commit.parent, action.listed)
+            built = await self._applier.apply(machine, action.commit.parent, action.listed)
         except (AggregatorLostError, AggregatorRefusedError) as error:
             await self._fail_later(action.commit_id, error)
             return
@@ -269,7 +257,7 @@ class ModuleFiles:
 
     async def _compute_proposal(self, action: ev.ComputeProposal, machine: Machine) -> None:
         try:
-            built = await self._apply(machine, action.parent, action.listed)
+            built = await self._applier.apply(machine, action.parent, action.listed)
         except (AggregatorLostError, AggregatorRefusedError) as error:
             await self._fail_later(action.parent, error)
             return
