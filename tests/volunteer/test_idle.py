@@ -163,9 +163,11 @@ def test_the_order_of_strength_is_as_written() -> None:
 EVERYTHING = dataclasses.replace(
     AT_REST,
     disk_free_bytes=0,
+    own_disk_bytes=10**12,
     owner_pause=OwnerPause(),
     is_going_to_sleep=True,
     ram_available_bytes=0,
+    own_ram_bytes=10**12,
     temperature_celsius=100.0,
     data_used_bytes=10**12,
     data_renews_in_s=60.0,
@@ -179,9 +181,11 @@ EVERYTHING = dataclasses.replace(
 )
 CURED: list[tuple[Cause, dict[str, Any]]] = [
     (Cause.DISK, {"disk_free_bytes": 10**12}),
+    (Cause.OWN_DISK, {"own_disk_bytes": 0}),
     (Cause.OWNER, {"owner_pause": None}),
     (Cause.SLEEP, {"is_going_to_sleep": False}),
     (Cause.MEMORY, {"ram_available_bytes": 10**10}),
+    (Cause.OWN_MEMORY, {"own_ram_bytes": 0}),
     (Cause.HEAT, {"temperature_celsius": 50.0}),
     (Cause.HOURS, {"local_time": datetime(2026, 11, 28, 12, 0)}),
     (Cause.NETWORK_HOURS, {"local_time": datetime(2026, 11, 29, 12, 0)}),
@@ -197,6 +201,8 @@ def test_the_strongest_cause_is_told_until_none_is_left() -> None:
             hours=("sat-sun 00:00-24:00",),
             network_hours=("sun 00:00-24:00",),
             monthly_data_budget_bytes=10**9,
+            disk_max_bytes=10**9,
+            ram_max_bytes=10**9,
         ),
         is_idle_ignored=False,
     )
@@ -222,6 +228,46 @@ def test_the_strongest_cause_is_told_until_none_is_left() -> None:
         signals = dataclasses.replace(signals, **step)
     told.append(decide(IdleState(), signals, config, NOW_S)[1].cause)
     assert told == [row.cause for row in VETOES]
+
+
+@pytest.mark.parametrize(
+    ("readings", "settings", "held"),
+    [
+        ("", "", ""),
+        ("`is_metered = true`", "", "the network connection is metered"),
+        ("`is_metered = true`", "`pause_on_metered = false`", ""),
+        ("`is_metered = true` `owner_pause = {}`", "", "the network connection is metered"),
+        ("`disk_free_bytes = 0`", "", ""),
+        (
+            "`is_metered = true`",
+            '`network_hours = ["sat 00:00-24:00"]`',
+            "it is outside the hours in which you allow the network (`network_hours`)",
+        ),
+        ("", '`hours = ["sat 00:00-24:00"]`', ""),
+        ("`is_metered = true`", "`ignore_idle = true`", ""),
+    ],
+)
+def test_what_holds_the_network_is_told_beside_the_reason(
+    readings: str, settings: str, held: str
+) -> None:
+    readings = readings.replace("` `", "`\n`")
+    _, decision = decide(IdleState(), signals_of(readings), config_of(settings), NOW_S)
+    assert decision.network_reason == held
+
+
+def test_who_held_too_much_memory_rests_for_long() -> None:
+    config = config_of("`ram_max_bytes = 1_000_000_000` `resume_after_s = 1`")
+    state, _ = decide(IdleState(), AT_REST, config, 0.0)
+    much = signals_of("`own_ram_bytes = 1_000_000_001`")
+    state, decision = decide(state, much, config, 1.0)
+    assert decision.cause is Cause.OWN_MEMORY, "at once"
+    little = signals_of("`own_ram_bytes = 100_000_000`")
+    for now_s in (2.0, 300.0, 601.0):
+        state, decision = decide(state, little, config, now_s)
+        assert decision.cause is Cause.OWN_MEMORY, now_s
+        assert decision.resumes_at_s == pytest.approx(602.0)
+        assert decision.resumes_when == "that has lasted for 600 s"
+    assert decide(state, little, config, 602.0)[1].may_contribute
 
 
 def test_the_timeline_holds() -> None:
@@ -250,7 +296,8 @@ def test_ignoring_idleness_leaves_what_protects_the_machine_and_the_owners_word(
     protecting = {Cause.DISK, Cause.OWNER, Cause.SLEEP, Cause.MEMORY, Cause.HEAT}
     protecting |= {Cause.DATA_BUDGET}  # the owner's word as well, and it costs money
     assert {row.cause for row in VETOES if row.is_on(ignoring)} == protecting
-    silent = {row.cause for row in VETOES if not row.is_on(headless)}
+    unset = {row.cause for row in VETOES if not row.is_on(config_of(""))}
+    silent = {row.cause for row in VETOES if not row.is_on(headless)} - unset
     assert silent == {Cause.UNKNOWN, Cause.INPUT, Cause.TERMINAL, Cause.INHIBITED}
 
 

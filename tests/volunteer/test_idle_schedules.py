@@ -48,6 +48,8 @@ readings = st.builds(
     is_going_to_sleep=st.sampled_from([False, False, True]),
     woke_at_s=st.sampled_from([None, 100.0, 500.0]),
     disk_free_bytes=st.sampled_from([None, 0, 2**40]),
+    own_disk_bytes=st.sampled_from([None, 0, 2**40]),
+    own_ram_bytes=st.sampled_from([None, 0, 2**40]),
     ram_available_bytes=st.sampled_from([None, 0, 2**40]),
     temperature_celsius=st.sampled_from([None, 50.0, 87.0, 97.0]),
     data_used_bytes=st.sampled_from([0, 2**40]),
@@ -75,6 +77,7 @@ configs = st.sampled_from(
         config_of("`ignore_idle = true`"),
         config_of("`headless = true`"),
         config_of("`monthly_data_budget_bytes = 1_000_000_000` `ignore_idle = true`"),
+        config_of("`disk_max_bytes = 1_000_000_000` `ram_max_bytes = 1_000_000_000`"),
         config_of('`hours = ["mon 00:00-24:00"]` `idle_minutes = 0.1`'),
         config_of("`pause_after_s = 0` `resume_after_s = 1` `lock_counts_as_idle = false`"),
         config_of("`terminals_count_as_use = false` `pause_on_battery = false`"),
@@ -158,7 +161,8 @@ def verify_end(looks: list[Look], config: IdleConfig) -> None:
         now_s = 1000.0 + look.now_s
         state, _ = decide(state, look.signals, config, now_s)
     state, _ = decide(state, AT_REST, config, now_s + 1)
-    _, decision = decide(state, AT_REST, config, now_s + 1.01 + config.resume_after_s)
+    calm_s = max(row.resume_after_s(config) for row in VETOES if row.is_on(config))
+    _, decision = decide(state, AT_REST, config, now_s + 1.01 + calm_s)
     assert decision.may_contribute, decision
 
 

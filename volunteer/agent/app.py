@@ -23,7 +23,7 @@ from volunteer.agent.clock import now_s
 from volunteer.agent.control import serve_control
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
-from volunteer.agent.joined_run import chain_rules, keep_run, verify_hardware
+from volunteer.agent.joined_run import chain_rules, keep_run, verify_hardware, verify_limits
 from volunteer.agent.module_files import ModuleFiles
 from volunteer.agent.network_memory import (
     NetworkFacts,
@@ -86,6 +86,7 @@ class Agent:
         """
         memory_bytes = psutil.virtual_memory().total
         verify_hardware(self.spec, memory_bytes, read_free_bytes(self.locations.data_dir))
+        verify_limits(self.spec, self.config)
         run_dir = keep_run(self.spec, self.locations)
         network = self._network(read_network_facts(self._network_file))
         ledger = await trio.to_thread.run_sync(Ledger, self.locations.stats_file)
@@ -135,6 +136,7 @@ class Agent:
             is_idle_ignored=self.is_idle_ignored,
             gate=files.gate,
             on_finished=stopping.set,
+            spare_disk=lambda is_short: files.spare_disk(machine, is_short=is_short),
         )
         traffic = TrafficMeter(swarm, keeper, ledger, machine.known)
         source = StatusSource(
@@ -160,7 +162,7 @@ class Agent:
             swarm.remember(peer_id, addrs)
         swarm.serve_blobs(
             store,
-            lambda blob_id: not files.gate.reason,
+            lambda blob_id: files.gate.may_serve,
             traffic.purpose_of,
             lambda i: priority_of(machine, i),
         )

@@ -21,6 +21,7 @@ class BulkGate:
     def __init__(self) -> None:
         """Begin open."""
         self._reasons: dict[str, str] = {}
+        self._fetching_only: set[str] = set()
         self._open = trio.Event()
         self._open.set()
         self._scopes: set[trio.CancelScope] = set()
@@ -30,25 +31,32 @@ class BulkGate:
         """Why it is shut, as the end of a sentence; empty while it is open."""
         return next(iter(self._reasons.values()), "")
 
-    def hold(self, holder: str, reason: str) -> None:
+    @property
+    def may_serve(self) -> bool:
+        """Whether others may be given what is here."""
+        return self._fetching_only >= self._reasons.keys()
+
+    def hold(self, holder: str, reason: str, *, is_fetching_only: bool = False) -> None:
         """Hold it shut, or let go; what is under way stops at once.
 
         Args:
             holder: who, always by the same name.
             reason: why; empty lets go.
+            is_fetching_only: whether it has nothing against giving others what is here.
         """
         before = self.reason
         if reason:
             self._reasons[holder] = reason
+            (self._fetching_only.add if is_fetching_only else self._fetching_only.discard)(holder)
         else:
             self._reasons.pop(holder, None)
         if self.reason and not before:
-            log.info("no blobs are sent or fetched: %s", self.reason)
+            log.info("no blobs are fetched: %s", self.reason)
             self._open = trio.Event()
             for scope in self._scopes:
                 scope.cancel()
         elif before and not self.reason:
-            log.info("blobs are sent and fetched again")
+            log.info("blobs are fetched again")
             self._open.set()
 
     async def run(self, transfer: Callable[[], Awaitable[None]]) -> None:

@@ -51,6 +51,8 @@ RETRY_AFTER_S = 2.0
 GENESIS_AGAIN_S = 60.0
 OWN_BLOB_JOURNALS = 3
 """Our own blobs are kept for so many journals longer than those of others."""
+SHORT_JOURNAL = 2
+"""Rounds whose states are kept while the disk is short: down to what is final."""
 KEEP_UNREFERENCED_S = 60.0
 """And at least two rounds: a file that nothing refers to may be one that is just being made."""
 _HEADER_BYTES = 64 * 1024
@@ -80,6 +82,7 @@ class ModuleFiles:
         self.on_refused: Callable[[str, str], None] = lambda contribution_id, reason: None
         self._blob_fetches: dict[str, tuple[int, trio.CancelScope]] = {}
         self._failed_states: set[str] = set()
+        self._is_disk_short = False
         self._applier = CommitApplier(store, aggregator, self.state_hash_of)
         num = num_parameters(spec.model)
         # fp32 weights and momentum
@@ -311,6 +314,40 @@ class ModuleFiles:
 
     # ----------------------------------------------------------------------------- pruning
 
+    def spare_disk(self, machine: Machine, *, is_short: bool) -> None:
+        """Keep fewer old states while the owner's limit is near; the others go at once.
+
+        A branch that left the chain further below is then switched to with a state of others.
+        """
+        has_begun = is_short and not self._is_disk_short
+        self._is_disk_short = is_short
+        if has_begun and machine.tip is not None and self.nursery is not None:
+            kept = self._keep_states(machine)
+            old = {commit.state_hash for commit in machine.known.commits.values()} - kept
+            self.nursery.start_soon(trio.to_thread.run_sync, self._delete_all, old)
+
+    def _keep_states(self, machine: Machine) -> set[str]:
+        """Return the hashes of the states that are kept; the machine is told which go."""
+        assert machine.tip is not None
+        journal = SHORT_JOURNAL if self._is_disk_short else self._spec.rounds.journal_rounds
+        oldest = machine.known.facts[machine.tip].height - journal
+        # What a fetch of a state has left is gone on with after the next start.
+        kept = {
+            commit.state_hash
+            for commit in machine.known.commits.values()
+            if commit.round_index >= machine.known.highest_height - journal
+        }
+        for commit_id in list(machine.known.states):
+            if machine.known.facts[commit_id].height >= oldest:
+                kept.add(self.state_hash_of(machine, commit_id))
+            else:
+                self.post(ev.StateDropped(commit_id))
+        return kept
+
+    def _delete_all(self, blob_ids: Collection[str]) -> None:
+        for blob_id in blob_ids:
+            self._store.delete(blob_id)
+
     def prune(self, machine: Machine, *, keep: Collection[str] = ()) -> None:
         """Delete blobs and states that nothing can need any more, but for those in `keep`."""
         assert self.nursery is not None
@@ -320,17 +357,7 @@ class ModuleFiles:
         known = machine.known.contributions.values()
         needed = {*keep, *(c.blob_id for c in known if c.round_index >= oldest)}
         needed |= _needed_own_blobs(machine, oldest - OWN_BLOB_JOURNALS * journal)
-        # What a fetch of a state has left is gone on with after the next start.
-        needed.update(
-            commit.state_hash
-            for commit in machine.known.commits.values()
-            if commit.round_index >= machine.known.highest_height - journal
-        )
-        for commit_id in list(machine.known.states):
-            if machine.known.facts[commit_id].height >= oldest:
-                needed.add(self.state_hash_of(machine, commit_id))
-            else:
-                self.post(ev.StateDropped(commit_id))
+        needed |= self._keep_states(machine)
         self.nursery.start_soon(trio.to_thread.run_sync, self._delete_others, needed)
 
     def _delete_others(self, keep: set[str]) -> None:

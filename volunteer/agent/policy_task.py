@@ -40,6 +40,8 @@ LOOK_EVERY_S = 0.5
 TELL_DEADLINE_S = 2.5
 """For the first reading of every sensor; who has not told by then is unknown."""
 COUNT_EVERY_S = 30.0
+SPARE_DISK_AT = 0.8
+"""Of the owner's limit: from here on old states go sooner, so that it is not reached."""
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """What tells the trainer's libraries which GPUs there are."""
 
@@ -89,6 +91,8 @@ class PolicyTask:
     """Makes what reads this machine: (config, folders, what to call when something changes)."""
     on_finished: Callable[[], None] = lambda: None
     """Called when the round is finished after which the owner wants the agent to end."""
+    spare_disk: Callable[[bool], None] = lambda is_short: None
+    """Told at each look whether our own data is near the owner's limit."""
     decision: Decision = field(init=False)
     release: Release | None = None
     """What the last stop gave back; None while contributing."""
@@ -260,6 +264,9 @@ class PolicyTask:
     def _decide(self) -> None:
         self._ask_policy()
         self.gate.hold("the policy", self.decision.network_reason)
+        is_disk_short = self.decision.cause in (Cause.DISK, Cause.OWN_DISK)
+        disk_reason = self.decision.reason if is_disk_short else ""
+        self.gate.hold("the disk", disk_reason, is_fetching_only=True)
 
     def _ask_policy(self) -> None:
         if not self._have_told:
@@ -271,6 +278,8 @@ class PolicyTask:
             self.wishes = idle_config(config, is_idle_ignored=self.is_idle_ignored)
         signals = self._with_owner(self._sensors.read(now_s()))
         self._state, self.decision = decide(self._state, signals, self.wishes, now_s())
+        most = self.wishes.disk_max_bytes
+        self.spare_disk(bool(most) and (signals.own_disk_bytes or 0) >= SPARE_DISK_AT * most)
 
     def _decide_blindly(self) -> Decision:
         """Return what can be said before any sensor has told."""

@@ -27,9 +27,11 @@ from volunteer.policy.veto import Cause, Veto
 
 VETOES = (
     machine_vetoes.DISK,
+    machine_vetoes.OWN_DISK,
     owner_vetoes.OWNER,
     machine_vetoes.SLEEP,
     machine_vetoes.MEMORY,
+    machine_vetoes.OWN_MEMORY,
     machine_vetoes.HEAT,
     owner_vetoes.HOURS,
     owner_vetoes.NETWORK_HOURS,

@@ -10,6 +10,8 @@ from volunteer.policy.veto import Cause, Veto, at_once, gb
 
 COOLED_BY_CELSIUS = 10.0
 """How far below the limit it must cool: under our own load it would be back at once."""
+OWN_MEMORY_REST_S = 600.0
+"""After having held too much memory: our own doing, which the next try repeats."""
 AWAKE_FOR_S = 15.0
 """After waking: the driver and the network need a moment, and the readings are from before."""
 
@@ -29,6 +31,16 @@ def _disk_ends_when(signals: Signals, config: IdleConfig) -> str:
     if signals.disk_free_bytes is None:
         return "the disk can be read again"
     return f"{gb(config.disk_min_free_bytes)} are free (`disk_min_free_bytes`)"
+
+
+def _takes_too_much_disk(signals: Signals, config: IdleConfig, now_s: float, was: bool) -> bool:
+    taken = signals.own_disk_bytes
+    return taken is not None and taken > config.disk_max_bytes
+
+
+def _holds_too_much_memory(signals: Signals, config: IdleConfig, now_s: float, was: bool) -> bool:
+    held = signals.own_ram_bytes
+    return held is not None and held > config.ram_max_bytes
 
 
 def _is_asleep(signals: Signals, config: IdleConfig, now_s: float, was: bool) -> bool:
@@ -101,6 +113,18 @@ DISK = Veto(
     resumes_when=_disk_ends_when,
     calm_reason="the disk has room again",
 )
+OWN_DISK = Veto(
+    cause=Cause.OWN_DISK,
+    is_on=lambda config: config.disk_max_bytes > 0,
+    is_present=_takes_too_much_disk,
+    reason=lambda signals, config: (
+        f"its data takes {gb(signals.own_disk_bytes or 0)} of the disk, more than you allow"
+    ),
+    resumes_when=lambda signals, config: (
+        f"it takes less than {gb(config.disk_max_bytes)} (`disk_max_bytes`); old states go first"
+    ),
+    calm_reason="its data takes no more of the disk than you allow",
+)
 SLEEP = Veto(
     cause=Cause.SLEEP,
     is_on=lambda config: True,
@@ -128,6 +152,21 @@ MEMORY = Veto(
         f"{gb(config.ram_min_available_bytes)} are available (`ram_min_available_bytes`)"
     ),
     calm_reason="there is memory again",
+)
+OWN_MEMORY = Veto(
+    cause=Cause.OWN_MEMORY,
+    is_on=lambda config: config.ram_max_bytes > 0,
+    is_present=_holds_too_much_memory,
+    reason=lambda signals, config: (
+        f"it holds {gb(signals.own_ram_bytes or 0)} of memory, more than you allow"
+    ),
+    resumes_when=lambda signals, config: (
+        f"it holds less than {gb(config.ram_max_bytes)} (`ram_max_bytes`), and is tried again then"
+    ),
+    calm_reason="it held more memory than you allow (`ram_max_bytes`), and has let go of it",
+    pause_after_s=at_once,
+    # What it needs it will soon need again: not once a minute for ever.
+    resume_after_s=lambda config: max(config.resume_after_s, OWN_MEMORY_REST_S),
 )
 HEAT = Veto(
     cause=Cause.HEAT,

@@ -15,7 +15,7 @@ from volunteer.policy.sensors.display import DisplayReading
 from volunteer.policy.sensors.foreign import ForeignReading
 from volunteer.policy.sensors.load import LoadReading
 from volunteer.policy.sensors.session_bus import DesktopReading
-from volunteer.policy.sensors.small import Displays, PowerReading
+from volunteer.policy.sensors.small import Displays, OwnDiskReading, PowerReading
 from volunteer.policy.sensors.system_bus import SystemReading
 from volunteer.policy.sensors.terminals import TerminalReading
 from volunteer.policy.sensors.watcher import Reading, Watcher
@@ -154,6 +154,10 @@ _DESCRIBE: dict[type, Callable[[Any, float], tuple[str, str]]] = {
     GpuReading: _gpu,
     PowerReading: _power,
     Displays: _displays,
+    OwnDiskReading: lambda value, now_s: (
+        gb(value.taken_bytes),
+        "taken by our own data",
+    ),
     int: lambda value, now_s: (gb(value), "free where the data lies"),
 }
 """How each kind of reading is put in words: (value, meaning)."""

@@ -86,8 +86,14 @@ class Signals:
     """Instant on the agent's clock at which the machine last woke; None: not since the start."""
     disk_free_bytes: int | None
     """Free to us where the data lies; None: cannot tell."""
+    own_disk_bytes: int | None = None
+    """What this program's own data takes on the disk; None: nobody asks (`disk_max_bytes` is not
+    set), or it cannot be told."""
     ram_available_bytes: int | None = None
     """That programs can still get without swapping; None: cannot tell."""
+    own_ram_bytes: int | None = None
+    """What all our processes hold for themselves, without file pages that the system can take back;
+    None: nobody asks (`ram_max_bytes` is not set), or it cannot be told."""
     temperature_celsius: float | None = None
     """Of the hottest CPU package; None: cannot tell."""
     on_battery: bool | None = False
@@ -116,7 +122,11 @@ class IdleConfig:
 
     disk_min_free_bytes: int
     """As in Config."""
+    disk_max_bytes: int = 0
+    """As in Config."""
     ram_min_available_bytes: int = 512 * 1024**2
+    """As in Config."""
+    ram_max_bytes: int = 0
     """As in Config."""
     temperature_limit_celsius: float = 95.0
     """As in Config."""

@@ -14,7 +14,9 @@ def idle_config(config: Config, *, is_idle_ignored: bool) -> IdleConfig:
     """Return the policy's part of `config`."""
     return IdleConfig(
         disk_min_free_bytes=config.disk_min_free_bytes,
+        disk_max_bytes=config.disk_max_bytes,
         ram_min_available_bytes=config.ram_min_available_bytes,
+        ram_max_bytes=config.ram_max_bytes,
         temperature_limit_celsius=config.temperature_limit_celsius,
         gpu_temperature_limit_celsius=config.gpu_temperature_limit_celsius,
         pause_on_battery=config.pause_on_battery,

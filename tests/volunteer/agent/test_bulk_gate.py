@@ -62,3 +62,15 @@ def test_a_cancelled_transfer_stays_cancelled() -> None:
         assert scope.cancelled_caught
 
     run_virtual(in_nursery(main))
+
+
+def test_who_only_minds_fetching_lets_others_have_what_is_here() -> None:
+    gate = BulkGate()
+    assert gate.may_serve
+    gate.hold("disk", "it is full", is_fetching_only=True)
+    assert gate.reason
+    assert gate.may_serve
+    gate.hold("policy", "it is paid by volume")
+    assert not gate.may_serve
+    gate.hold("policy", "")
+    assert gate.may_serve

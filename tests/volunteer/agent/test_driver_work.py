@@ -10,6 +10,7 @@ import pytest
 from tests.fakes.members import hash_of
 from tests.fakes.solo import TOKENS, Disk, Solo
 from tests.fakes.solo_runs import run_solo
+from volunteer.agent.module_files import SHORT_JOURNAL
 from volunteer.messages import Rebased
 from volunteer.rounds import events as ev
 from volunteer.rounds.credit import WorkState
@@ -150,5 +151,24 @@ def test_a_state_that_was_pruned_is_computed_again(tmp_path: Path) -> None:
         assert tip not in solo.machine.known.states
         await solo.until(lambda: tip in solo.machine.known.states)
         assert solo.disk.store.has(commit.state_hash)
+
+    run_solo(Disk(tmp_path / "a"), body)
+
+
+def test_where_the_disk_is_short_only_the_newest_states_stay(tmp_path: Path) -> None:
+    async def body(solo: Solo) -> None:
+        await solo.until(lambda: solo.height == 5)
+        known = solo.machine.known
+        before = {i for i in known.states if known.facts[i].height <= 2}
+        assert len(before) >= 2, "the journal is longer"
+        solo.files.spare_disk(solo.machine, is_short=True)
+        tip = known.facts[solo.machine.tip or ""]
+        await solo.driver.wait_quiet()
+        old = [i for i in known.chain_down(tip.commit_id) if known.facts[i].height < tip.height - 2]
+        assert not known.states.intersection(old)
+        hashes = [solo.files.state_hash_of(solo.machine, i) for i in old[:-1]]
+        await solo.until(lambda: not any(solo.disk.store.has(one) for one in hashes))
+        await solo.until(lambda: solo.height == 8)
+        assert len(solo.machine.known.states) <= SHORT_JOURNAL + 2
 
     run_solo(Disk(tmp_path / "a"), body)

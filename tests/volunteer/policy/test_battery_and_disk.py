@@ -10,9 +10,11 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from volunteer.config import Config
 from volunteer.policy.sensors import battery
 from volunteer.policy.sensors.battery import read_on_battery
-from volunteer.policy.sensors.disk import read_free_bytes
+from volunteer.policy.sensors.disk import read_free_bytes, read_tree_bytes
+from volunteer.policy.sensors.small import OwnDiskSource
 
 
 def make_supply(folder: Path, name: str, **values: str) -> None:
@@ -146,3 +148,23 @@ def test_an_unreadable_disk_is_unknown(
 
     monkeypatch.setattr(psutil, "disk_usage", fail)
     assert read_free_bytes(tmp_path) is None
+
+
+def test_what_a_tree_takes_is_its_blocks_and_not_its_holes(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "one").write_bytes(b"x" * 100_000)
+    (tmp_path / "a" / "b" / "two").write_bytes(b"x" * 200_000)
+    with (tmp_path / "sparse.partial").open("wb") as stream:
+        stream.truncate(10**9)
+    (tmp_path / "elsewhere").symlink_to("/usr")
+    taken = read_tree_bytes(tmp_path)
+    assert 300_000 <= taken < 400_000
+    assert read_tree_bytes(tmp_path / "gone") == 0
+
+
+def test_own_data_is_added_up_only_where_it_is_limited(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 100_000)
+    assert OwnDiskSource(tmp_path, Config).read() is None
+    reading = OwnDiskSource(tmp_path, lambda: Config(disk_max_bytes=10**9)).read()
+    assert reading is not None
+    assert reading.taken_bytes >= 100_000

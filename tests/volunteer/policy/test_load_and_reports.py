@@ -220,3 +220,14 @@ def test_what_fails_comes_with_what_helps(name: str, problem: str, fix: str) -> 
 
 def test_what_has_not_told_yet_is_no_failure() -> None:
     assert report_source("disk", Reading(None, is_first=True), 0.0).is_well
+
+
+def test_our_own_memory_is_counted_only_where_it_is_limited() -> None:
+    assert LoadSource(Places(), Config).read().own_ram_bytes is None
+    held = LoadSource(Places(), lambda: Config(ram_max_bytes=10**12)).read().own_ram_bytes
+    assert held is not None
+    assert 5_000_000 < held <= psutil.Process().memory_info().rss + 10**9
+    block = bytearray(b"x" * 200_000_000)
+    more = LoadSource(Places(), lambda: Config(ram_max_bytes=10**12)).read().own_ram_bytes
+    assert more is not None
+    assert more - held > len(block) / 2

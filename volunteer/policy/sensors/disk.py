@@ -5,9 +5,12 @@ Runs in: agent.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
+
+_BLOCK_BYTES = 512  # of st_blocks, whatever the file system's own are
 
 
 def read_free_bytes(folder: Path) -> int | None:
@@ -23,3 +26,29 @@ def read_free_bytes(folder: Path) -> int | None:
         except OSError:
             return None
     return None
+
+
+def read_tree_bytes(folder: Path) -> int:
+    """Return what the files below `folder` take on the disk; what comes and goes may be missed."""
+    taken = 0
+    waiting = [os.fspath(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    else:
+                        taken += _taken_bytes(entry)
+        except OSError:  # it has just been deleted
+            continue
+    return taken
+
+
+def _taken_bytes(entry: os.DirEntry[str]) -> int:
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:
+        return 0
+    blocks: int | None = getattr(status, "st_blocks", None)
+    return status.st_size if blocks is None else blocks * _BLOCK_BYTES

@@ -33,6 +33,8 @@ class LoadReading:
     """Who uses most; only told while it is more than the limit."""
     ram_available_bytes: int
     exclusive: tuple[str, ...]
+    own_ram_bytes: int | None = None
+    """Of all our processes; None: no limit is set."""
 
 
 class LoadSource:
@@ -65,6 +67,7 @@ class LoadSource:
             others_cpu=self._name_users(ours, fraction),
             ram_available_bytes=int(psutil.virtual_memory().available),
             exclusive=self._find_exclusive(ours),
+            own_ram_bytes=sum(map(_held_bytes, ours)) if self._config().ram_max_bytes else None,
         )
 
     def close(self) -> None:
@@ -160,6 +163,16 @@ def _cpu_seconds(pid: int) -> float:
         return 0.0
     # Ended children of ours: their time is in ours, and must not count as others'.
     return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def _held_bytes(pid: int) -> int:
+    """Return the memory that a process holds for itself."""
+    try:
+        memory = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return 0
+    # Pages of files (libraries, mapped states) are in the size, but the system takes them back.
+    return max(0, int(memory.rss) - int(getattr(memory, "shared", 0)))
 
 
 def _largest(

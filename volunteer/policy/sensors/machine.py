@@ -22,7 +22,7 @@ from volunteer.policy.sensors.load import LoadSource, own_processes
 from volunteer.policy.sensors.macos import MacSource
 from volunteer.policy.sensors.nvidia import NvidiaSource, has_library
 from volunteer.policy.sensors.places import Places
-from volunteer.policy.sensors.small import ConfigSource, DiskSource, PowerSource
+from volunteer.policy.sensors.small import ConfigSource, DiskSource, OwnDiskSource, PowerSource
 from volunteer.policy.sensors.watcher import Watcher
 from volunteer.policy.sensors.windows import WindowsSource
 from volunteer.policy.signals import GpuReading, Signals
@@ -30,6 +30,7 @@ from volunteer.policy.signals import GpuReading, Signals
 LOAD_EVERY_S = 2.0
 SETTINGS_EVERY_S = 1.0
 SLOW_EVERY_S = 5.0
+OWN_DISK_EVERY_S = 20.0
 AWAKE_JUMP_S = 2.0
 """The clocks with and without sleep drift apart by this only while the machine sleeps."""
 
@@ -82,6 +83,9 @@ class MachineSensors:
         self._settings = Watcher(ConfigSource(locations.config_file), SETTINGS_EVERY_S, notify)
         self._presence = _presence(places, notify)
         self._disk = Watcher(DiskSource(locations.data_dir), SLOW_EVERY_S, notify)
+        self._own_disk = Watcher(
+            OwnDiskSource(locations.data_dir, self.config), OWN_DISK_EVERY_S, notify
+        )
         self._power = Watcher(PowerSource(places), SLOW_EVERY_S, notify)
         self._load = Watcher(LoadSource(places, self.config), LOAD_EVERY_S, notify)
         self._gpus = _gpu_watchers(config, places, notify)
@@ -151,6 +155,7 @@ class MachineSensors:
         self._note_sleep(now_s)
         presence = self._presence.read(time.monotonic())
         power, load = self._power.latest(), self._load.latest().value
+        own_disk = self._own_disk.latest().value
         config = self.config()
         asks_time = bool(config.hours or config.network_hours)
         return Signals(
@@ -158,6 +163,8 @@ class MachineSensors:
             is_going_to_sleep=presence.is_going_to_sleep,
             woke_at_s=self._woke_at_s,
             disk_free_bytes=self._disk.latest().value,
+            own_disk_bytes=own_disk.taken_bytes if own_disk is not None else None,
+            own_ram_bytes=load.own_ram_bytes if load is not None else None,
             ram_available_bytes=load.ram_available_bytes if load is not None else None,
             temperature_celsius=power.value.cpu_celsius if power.value is not None else None,
             on_battery=power.value.on_battery if power.value is not None else None,
@@ -171,7 +178,8 @@ class MachineSensors:
         )
 
     def _own_watchers(self) -> list[Watcher[object]]:
-        return [self._settings, self._disk, self._power, self._load, *self._gpus]  # type: ignore[list-item]
+        few = [self._settings, self._disk, self._own_disk, self._power, self._load]
+        return [*few, *self._gpus]  # type: ignore[list-item]
 
     def _note_sleep(self, now_s: float) -> None:
         asleep_s = _asleep_s()

@@ -6,6 +6,7 @@ Runs in: agent.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from volunteer.config import Config, load_config
 from volunteer.errors import ConfigError
 from volunteer.policy.sensors import wayland, x11
 from volunteer.policy.sensors.battery import read_on_battery
-from volunteer.policy.sensors.disk import read_free_bytes
+from volunteer.policy.sensors.disk import read_free_bytes, read_tree_bytes
 from volunteer.policy.sensors.places import Places
 from volunteer.policy.sensors.thermal import read_cpu_celsius
 from volunteer.policy.sensors.watcher import SensorError
@@ -57,6 +58,33 @@ class DiskSource:
     def read(self) -> int | None:
         """Return the bytes that are free to us."""
         return read_free_bytes(self._folder)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDiskReading:
+    """What this program's data takes."""
+
+    taken_bytes: int
+
+
+class OwnDiskSource:
+    """What this program's own data takes on the disk."""
+
+    name = "own data"
+
+    def __init__(self, folder: Path, config: Callable[[], Config]) -> None:
+        """Add up the files below `folder`, where the owner limits them."""
+        self._folder = folder
+        self._config = config
+
+    def read(self) -> OwnDiskReading | None:
+        """Return what they take; None where no limit is set."""
+        if not self._config().disk_max_bytes:
+            return None
+        return OwnDiskReading(read_tree_bytes(self._folder))
 
     def close(self) -> None:
         """Nothing is held open."""
