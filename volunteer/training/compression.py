@@ -56,6 +56,14 @@ def decode(encoded: EncodedGradient) -> Tensor:
     return decoded_P
 
 
+def subtract_decoded(encoded: EncodedGradient, x_P: Tensor) -> None:
+    """Subtract the decoded vector from `x_P` (fp32 or fp64, same device) in place, by slices."""
+    for start, stop in slices(encoded.num_elements, encoded.block_elements):
+        decoded_S = torch.empty(stop - start, dtype=torch.float32, device=x_P.device)
+        encoded.decode_slice(start, stop, out_S=decoded_S)
+        x_P[start:stop] -= decoded_S
+
+
 def tensor_entries(codec: CodecSpec, num_elements: int) -> tuple[TensorEntry, ...]:
     """Return the tensors of a blob in their order; larger numbers first, so all are aligned."""
     if codec.id in FLOAT_DTYPES:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from volunteer.run import CodecSpec
@@ -40,6 +41,9 @@ class Codec(Protocol[EncodedT]):
     def decode(self, encoded: EncodedT) -> Tensor:
         """Return the decoded vector, shape (P,)."""
 
+    def subtract_decoded(self, encoded: EncodedT, x_P: Tensor) -> None:
+        """Subtract the decoded vector from `x_P`, any float dtype, in place."""
+
 
 @dataclass(frozen=True, slots=True)
 class DenseCodec:
@@ -60,16 +64,24 @@ class DenseCodec:
         """Decode (`compression.decode`)."""
         return compression.decode(encoded)
 
+    def subtract_decoded(self, encoded: EncodedGradient, x_P: Tensor) -> None:
+        """Subtract it (`compression.subtract_decoded`)."""
+        compression.subtract_decoded(encoded, x_P)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Contributed(Generic[EncodedT]):
     """One contribution, before it is signed."""
 
     encoded: EncodedT
-    quantised_P: Tensor
-    """Q: what every member will decode, in theta's dtype."""
+    codec: Codec[EncodedT]
     residual_P: Tensor
     """The new error feedback."""
+
+    @property
+    def quantised_P(self) -> Tensor:
+        """Q: what every member will decode, in theta's dtype."""
+        return self.codec.decode(self.encoded).to(self.residual_P.dtype)
 
 
 def contribute(
@@ -86,16 +98,19 @@ def contribute(
     Raises:
         ContributionRejectedError: the weights have run away (not finite, or beyond the codec).
 
-    Cost: two vectors of P elements at the peak, and what is encoded.
+    Cost: one vector of P elements, and what is encoded. Each page of a new vector costs as much as
+    the sums that fill it.
     """
-    corrected_P = residual_P * codec.error_feedback_beta
+    corrected_P = torch.empty_like(residual_P)
     for start in range(0, len(corrected_P), _SLICE_ELEMENTS):
         piece = slice(start, start + _SLICE_ELEMENTS)
-        corrected_P[piece] += base_P[piece] - theta_P[piece]
+        corrected_S = torch.mul(
+            residual_P[piece], codec.error_feedback_beta, out=corrected_P[piece]
+        )
+        corrected_S += base_P[piece] - theta_P[piece]
     encoded = codec.encode(corrected_P)
-    quantised_P = codec.decode(encoded).to(theta_P.dtype)
-    corrected_P -= quantised_P
-    return Contributed(encoded=encoded, quantised_P=quantised_P, residual_P=corrected_P)
+    codec.subtract_decoded(encoded, corrected_P)
+    return Contributed(encoded=encoded, codec=codec, residual_P=corrected_P)
 
 
 def rebase(theta_P: Tensor, base_P: Tensor, weights_P: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,9 @@ class RoundingCodec:
     def decode(self, encoded: Tensor) -> Tensor:
         return encoded.clone()
 
+    def subtract_decoded(self, encoded: Tensor, x_P: Tensor) -> None:
+        x_P -= encoded
+
 
 @dataclass(frozen=True, eq=False)
 class TreeCommit:

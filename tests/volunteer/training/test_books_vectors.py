@@ -44,6 +44,9 @@ class Int4AsTensor:
     def decode(self, encoded: Tensor) -> Tensor:
         return encoded.clone()
 
+    def subtract_decoded(self, encoded: Tensor, x_P: Tensor) -> None:
+        x_P -= self.decode(encoded)
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)

@@ -34,6 +34,9 @@ class LosslessCodec:
     def decode(self, encoded: Tensor) -> Tensor:
         return encoded.clone()
 
+    def subtract_decoded(self, encoded: Tensor, x_P: Tensor) -> None:
+        x_P -= self.decode(encoded)
+
 
 class HalvingCodec:
     """Loses half of everything, so that error feedback has work to do."""
@@ -45,6 +48,9 @@ class HalvingCodec:
 
     def decode(self, encoded: Tensor) -> Tensor:
         return encoded.clone()
+
+    def subtract_decoded(self, encoded: Tensor, x_P: Tensor) -> None:
+        x_P -= self.decode(encoded)
 
 
 def start() -> LocalState:

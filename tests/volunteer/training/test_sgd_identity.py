@@ -30,6 +30,9 @@ class LosslessCodec:
     def decode(self, encoded: Tensor) -> Tensor:
         return encoded
 
+    def subtract_decoded(self, encoded: Tensor, x_P: Tensor) -> None:
+        x_P -= self.decode(encoded)
+
 
 def adamw(theta_P: Tensor) -> torch.optim.Optimizer:
     return torch.optim.AdamW([theta_P], lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
