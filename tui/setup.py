@@ -91,10 +91,9 @@ def _result(answer: SetupAnswer, locations: Locations) -> tuple[str, ...]:
     what = (
         "The agent that runs obeys from now on."
         if is_agent_there(locations)
-        else "Nothing runs yet: `allmende` opens the dashboard and starts it, `allmende start` only"
-        " starts it."
+        else "Nothing runs yet: `allmende` starts it with the dashboard, `allmende start` without."
     )
-    return (f"Kept: it runs {how}. Other settings are as they were.", what)
+    return (f"Kept: it runs {how}.", what)
 
 
 def _ask(plan: Plan, when: When) -> When:
@@ -109,9 +108,9 @@ def _ask(plan: Plan, when: When) -> When:
     _write(*first_run_text.told(plan, width), "", *first_run_text.choices(when, width), "")
     _write(*first_run_text.later(width), "")
     while True:
-        sys.stdout.write("1 or 2, Enter for the marked one, n to leave: ")
-        sys.stdout.flush()
         try:
+            sys.stdout.write("1 or 2, Enter for the marked one, n to leave: ")
+            sys.stdout.flush()
             line = sys.stdin.readline()
         except KeyboardInterrupt:
             line = ""

@@ -25,7 +25,7 @@ MAX_WIDTH = 110
 """As in app.tcss."""
 _FRAME_WIDTH = 6
 """Border, padding, and the scroll bar, whether it is there or not."""
-_KEYS = "Enter: start  1, 2: when  Esc: leave"
+_KEYS = "Enter: go  1/2: when  Esc: leave"
 
 
 class FirstRunScreen(ModalScreen[When]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -30,7 +30,8 @@ class NetworkFacts:
     """What this machine says of its network."""
 
     hosts: tuple[str, ...]
-    """Numeric addresses of the interfaces that are up, loopback and link-local ones left out."""
+    """Numeric addresses of the interfaces that are up, loopback and link-local ones left out; first
+    the one that leads to the internet."""
     unreachable: tuple[tuple[str, str], ...]
     """(address of `bootstrap`, why nobody answers there)."""
     taken: tuple[tuple[str, str], ...]
@@ -45,7 +46,12 @@ def network_checks(facts: NetworkFacts, agent: AgentFacts | None, config: Config
         agent: what the running agent says; None: none runs.
         config: the owner's wishes.
     """
-    checks = [_addresses(facts), *_listen(facts, agent, config), *_bootstrap(facts, config)]
+    listens = [parse_address(a) for a in (agent.listen_addrs if agent else config.listen)]
+    checks = [
+        _addresses(facts, {addr.family for addr in listens}),
+        *_listen(facts, agent, config),
+        *_bootstrap(facts, config),
+    ]
     if agent is None:
         text = "who is connected, and who has reached this machine, only the agent knows"
         return [*checks, _check("note", "agent", "not running", text, "allmende start")]
@@ -68,12 +74,12 @@ def _check(level: Level, name: str, value: str, meaning: str, fix: str = "") -> 
     return Check(area="network", name=name, level=level, value=value, meaning=meaning, fix=fix)
 
 
-def _addresses(facts: NetworkFacts) -> Check:
+def _addresses(facts: NetworkFacts, families: Collection[str]) -> Check:
     if not facts.hosts:
         text = "no interface is up: it trains alone, and exchanges nothing"
         return _check("wrong", "addresses", "none", text, "nmcli networking on")
     value = ", ".join(facts.hosts[:3]) + (", ..." if len(facts.hosts) > 3 else "")
-    if _global_hosts(facts):
+    if _has_global_host(facts, families):
         text = "one of them can be reached from the whole internet, where no firewall forbids it"
         return _check("well", "addresses", value, text)
     if any(_is_shared(host) for host in facts.hosts):
@@ -82,8 +88,12 @@ def _addresses(facts: NetworkFacts) -> Check:
     return _check("well", "addresses", value, "of a local network, behind a router")
 
 
-def _global_hosts(facts: NetworkFacts) -> list[str]:
-    return [host for host in facts.hosts if scope_of(host) is Scope.GLOBAL]
+def _has_global_host(facts: NetworkFacts, families: Collection[str]) -> bool:
+    """Tell whether the internet can reach an address of a kind that is listened on."""
+    return any(
+        scope_of(host) is Scope.GLOBAL and ("ip6" if ":" in host else "ip4") in families
+        for host in facts.hosts
+    )
 
 
 def _is_shared(host: str) -> bool:
@@ -98,6 +108,10 @@ def _listen(facts: NetworkFacts, agent: AgentFacts | None, config: Config) -> li
             return [_check("note", "listening", "nowhere", text, _FIX_LISTEN)]
         ports = sorted({parse_address(addr).port for addr in agent.listen_addrs})
         value = f"port {', '.join(map(str, ports))}"
+        scopes = {scope_of(parse_address(addr).host) for addr in agent.listen_addrs}
+        if scopes == {Scope.LOOPBACK}:
+            text = "on this machine alone: nobody else can dial it"
+            return [_check("note", "listening", value, text, "allmende config unset listen")]
         return [_check("well", "listening", value, "on " + _hosts_of(agent.listen_addrs))]
     if facts.taken:
         return [
@@ -155,13 +169,13 @@ def _router_advice(facts: NetworkFacts, agent: AgentFacts, config: Config) -> tu
     """Return (what it means, the step that helps) where nobody came from outside."""
     nobody = "nobody from outside has dialled this machine yet; what it dials itself works"
     port = parse_address(agent.listen_addrs[0]).port
-    if _global_hosts(facts):
+    if _has_global_host(facts, {parse_address(addr).family for addr in agent.listen_addrs}):
         return f"{nobody}. A firewall may stand in the way", f"sudo ufw allow {port}/tcp"
     if any(_is_shared(host) for host in facts.hosts):
         return f"{nobody}: your provider lets nobody in", ""
     if all(parse_address(addr).port == 0 for addr in config.listen):
         return f"{nobody}. A router needs a port that stays the same", _FIX_LISTEN
-    host = facts.hosts[0] if facts.hosts else "this machine"
+    host = next((host for host in facts.hosts if ":" not in host), "this machine")
     step = f"in your router, forward TCP port {port} to {host}"
     return f"{nobody}: others have to be able to dial one side of each connection", step
 
@@ -187,7 +201,19 @@ def _read_hosts() -> tuple[str, ...]:
         if name in up and address.family in (socket.AF_INET, socket.AF_INET6)
     ]
     ips = [ipaddress.ip_address(host) for host in found]
-    return tuple(str(ip) for ip in ips if not ip.is_loopback and not ip.is_link_local)
+    hosts = [str(ip) for ip in ips if not ip.is_loopback and not ip.is_link_local]
+    first = _own_host()
+    return tuple(sorted(hosts, key=lambda host: host != first))
+
+
+def _own_host() -> str:
+    """Return the address from which this machine would speak to the internet; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:  # no way there
+            return ""
+        return str(probe.getsockname()[0])
 
 
 def _problem(attempt: Callable[[Address], None], address: Address) -> str:

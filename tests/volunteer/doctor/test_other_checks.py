@@ -133,6 +133,11 @@ def test_one_who_was_dialled_from_outside_can_be_reached() -> None:
         (("192.168.1.7",), FIXED_PORT, "in your router, forward TCP port 4001 to 192.168.1.7"),
         (("192.168.1.7",), Config(), "allmende config set listen /ip4/0.0.0.0/tcp/4001"),
         (("8.8.8.8",), Config(), "sudo ufw allow 4001/tcp"),
+        (
+            ("192.168.1.7", "2600::1"),
+            FIXED_PORT,
+            "in your router, forward TCP port 4001 to 192.168.1.7",
+        ),
         (("100.64.3.4",), FIXED_PORT, ""),
     ],
 )
@@ -156,6 +161,12 @@ def test_what_is_wrong_with_the_network_is_said() -> None:
     assert "in use" in wrong["listening"].meaning
     assert wrong["bootstrap"].fix == "allmende config unset bootstrap"
     assert named(checks, "agent").fix == "allmende start"
+
+
+def test_who_listens_on_this_machine_alone_is_told_so() -> None:
+    agent = msgspec.structs.replace(AGENT, listen_addrs=(f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}",))
+    check = named(network_checks(NETWORK, agent, Config()), "listening")
+    assert (check.level, check.fix) == ("note", "allmende config unset listen")
 
 
 def test_odd_peers_are_noted() -> None:
