@@ -44,11 +44,10 @@ WARM_UP_ROUNDS = 1
 DEADLINE_S = 300.0
 END_S = 20.0
 PARTS = {
-    "encoded": ("save", max),
-    "snapshot": ("contributed", max),
+    "contributed": ("contributed", max),
     "fetched": ("fetched", max),
     "validated": ("answered ValidateBlob", max),
-    "proposed": ("answered ApplyCommit", min),
+    "applied": ("answered ApplyCommit", max),
     "moved": ("moved", max),
 }
 """Of an exchange: the mark that ends it, and whether its first or its last counts."""
