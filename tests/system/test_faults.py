@@ -99,6 +99,7 @@ def test_a_disk_that_fails_under_way_ends_it_with_the_reason_and_costs_no_work(
         agent.verify_sound()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_a_clock_that_is_set_forward_and_back_by_a_day_changes_nothing(tmp_path: Path) -> None:
     clock = WallClock(tmp_path)

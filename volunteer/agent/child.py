@@ -70,7 +70,8 @@ class Child(Generic[E]):
     async def run(self, on_event: Callable[[E], Awaitable[None]]) -> int:
         """Pass commands and events on until the child ends; return its exit status.
 
-        Cancellation: the child is killed, and has ended when this returns.
+        Cancellation: the child is killed, and has ended when this returns, unless the system does
+        not let it end (a driver that hangs): that is waited for no longer than `END_DEADLINE_S`.
         """
         try:
             async with trio.open_nursery() as nursery:
@@ -85,8 +86,12 @@ class Child(Generic[E]):
                 nursery.cancel_scope.cancel()
         finally:
             self.kill()
-            with trio.CancelScope(shield=True):
+            with trio.move_on_after(END_DEADLINE_S) as deadline:
+                deadline.shield = True
                 await self._process.wait()
+            if self._process.returncode is None:
+                log.error("child=%s pid=%d was killed and does not end", self._name, self.pid)
+            with trio.CancelScope(shield=True):
                 await self._close_pipes()
         return status
 

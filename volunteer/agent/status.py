@@ -39,7 +39,7 @@ _REGARDLESS = "Whatever the idle policy says (`--ignore-idle`)."
 
 
 def format_left(left_s: float) -> str:
-    """Return a duration as `1 h 58 min`, `12 min` or `45 s`."""
+    """Return a duration as `3 d 04 h`, `1 h 58 min`, `12 min` or `45 s`."""
     minutes = round(left_s / 60)
     if left_s < 60:
         return f"{left_s:.0f} s"
@@ -125,6 +125,9 @@ class StatusSource:
         if self.trainer.is_frozen or self.aggregator.is_frozen:
             who = "trainer" if self.trainer.is_frozen else "aggregator"
             return f"The {who} was stopped by a signal from outside.", "it is woken"
+        if self.trainer.is_stuck:
+            reason = "The trainer was killed and does not end: its device's driver may hang."
+            return reason, "it has ended; restarting the machine ends it for certain"
         if view.problem:
             problem = view.problem[0].upper() + view.problem[1:]
             return f"{problem}.", self._with_left(view.resumes_when, self._tried_in_s())

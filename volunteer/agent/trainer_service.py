@@ -42,8 +42,8 @@ from volunteer.messages import (
 )
 
 log = logging.getLogger(__name__)
-STOP_DEADLINE_S = 4.0
-"""To save a snapshot and end; the owner was promised five seconds."""
+STOP_DEADLINE_S = 3.0
+"""To save a snapshot and end; the owner was promised five seconds in all."""
 MEMORY_WAIT_S, DISK_WAIT_S = 60.0, 5.0
 """Other programs do not let go of their memory for being asked often."""
 LONGER_TIMES = 16
@@ -114,7 +114,7 @@ class TrainerService:
         self._ended.set()
         self._backoff = Backoff()
         self._watch = StepWatch()
-        self._has_stepped = False
+        self._has_started = self._has_stepped = False
         self._lack: Lack | None = None
         self._num_lacks = 0
         self._try_now = trio.Event()
@@ -127,12 +127,17 @@ class TrainerService:
     @property
     def is_stepping(self) -> bool:
         """Whether the process that runs now has taken an inner step."""
-        return self._child is not None and self._has_stepped
+        return self._child is not None and self._has_stepped and not self.is_stuck
 
     @property
     def pid(self) -> int | None:
         """Its process id while it runs."""
         return self._child.pid if self._child is not None else None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it was killed and has not ended: the system holds it, as where a driver hangs."""
+        return self._child is not None and self._child.was_killed
 
     @property
     def is_frozen(self) -> bool:
@@ -175,6 +180,8 @@ class TrainerService:
             return
         self.view.tokens_per_s = 0.0
         begun_at_s, self._stopping_at_s = trio.current_time(), math.inf
+        if not self._has_started:
+            self._child.kill()  # it is loading: there is nothing to save
         self._child.send(StopTrainer())
         self._child.wake()  # who was stopped by a signal has its steps still to save
         with trio.move_on_after(STOP_DEADLINE_S) as deadline:
@@ -248,7 +255,7 @@ class TrainerService:
     async def _run_once(self) -> str:
         """Run one process; return how it ended, for people."""
         self._ended = trio.Event()
-        self._has_stepped = self.is_placed = False
+        self._has_started = self._has_stepped = self.is_placed = False
         self._lack = None
         self._watch = StepWatch()
         self.view.problem = ""
@@ -295,6 +302,7 @@ class TrainerService:
         view = self.view
         match event:
             case TrainerStarted():
+                self._has_started = True
                 view.device, view.device_name = event.device, event.device_name
                 view.inner_step, view.tokens_total = event.inner_step, event.tokens_total
                 if not self.is_placed:

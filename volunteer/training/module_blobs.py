@@ -60,7 +60,7 @@ class ModuleBlobs:
         try:
             return self._store.add_parts(parts), sum(map(len, parts))
         except BlobStoreFullError as error:
-            raise StorageFullError(str(error)) from error
+            raise StorageFullError(str(error), hint=error.hint) from error
 
     def load_quantised(self, work: OwnWork) -> Tensor:
         """Return Q of an own contribution: fp32, shape (P,), CPU.

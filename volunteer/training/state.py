@@ -181,7 +181,7 @@ def _full_disk_is_typed() -> Iterator[None]:
     try:
         yield
     except BlobStoreFullError as error:
-        raise StorageFullError(str(error)) from error
+        raise StorageFullError(str(error), hint=error.hint) from error
     except OSError as error:
         if error.errno in (errno.EROFS, errno.EIO):
             raise StorageReadOnlyError(

@@ -56,6 +56,7 @@ class Facts:
     has_alarm: bool = False
     decision: Decision = CONTRIBUTE
     is_trainer_frozen: bool = False
+    is_trainer_stuck: bool = False
     problem: str = ""
     tried_in_s: float | None = None
     is_aggregator_broken: bool = False
@@ -96,6 +97,7 @@ def source(facts: Facts) -> StatusSource:
             ),
             pid=facts.trainer_pid,
             is_frozen=facts.is_trainer_frozen,
+            is_stuck=facts.is_trainer_stuck,
             tried_in_s=facts.tried_in_s,
         ),
         aggregator=SimpleNamespace(
@@ -135,6 +137,11 @@ ORDER: list[tuple[dict[str, Any], str, str]] = [
         {"is_trainer_frozen": True},
         "waiting",
         "The trainer was stopped by a signal from outside.",
+    ),
+    (
+        {"is_trainer_stuck": True},
+        "waiting",
+        "The trainer was killed and does not end: its device's driver may hang.",
     ),
     ({"problem": "the device is full"}, "waiting", "The device is full."),
     (

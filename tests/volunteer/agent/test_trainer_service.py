@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Awaitable, Callable
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -21,7 +24,7 @@ from tests.fakes.virtual_time import (
 )
 from volunteer.agent import trainer_service
 from volunteer.agent.backoff import MAX_CRASHES, QUARANTINE_S
-from volunteer.agent.child import LOOK_EVERY_S, LOOKS_UNTIL_WOKEN
+from volunteer.agent.child import END_DEADLINE_S, LOOK_EVERY_S, LOOKS_UNTIL_WOKEN
 from volunteer.agent.step_watch import SILENCE_DEADLINE_S, WATCH_EVERY_S
 from volunteer.agent.trainer_service import (
     DISK_WAIT_S,
@@ -150,6 +153,20 @@ def test_one_that_does_not_obey_is_killed_in_time(tmp_path: Path) -> None:
         assert STOP_DEADLINE_S < 5.0, "the owner was promised five seconds"
         assert not psutil.pid_exists(pid)
         assert not trainer.service.view.problem
+
+    trainer.run(body)
+
+
+def test_one_that_is_still_loading_is_ended_at_once(tmp_path: Path) -> None:
+    trainer = Fixture(tmp_path, programs.DEAF)
+
+    async def body(nursery: trio.Nursery, clock: MockClock) -> None:
+        trainer.service.want()
+        await until(lambda: trainer.service.pid is not None)
+        pid = trainer.service.pid
+        assert pid is not None
+        assert await trainer.stop(nursery, clock) < 0.5, "it has nothing to save"
+        assert not psutil.pid_exists(pid)
 
     trainer.run(body)
 
@@ -411,6 +428,86 @@ def test_one_that_a_signal_has_stopped_is_told_of_and_woken(tmp_path: Path) -> N
         assert trainer.num_ends == 0
 
     trainer.run(body)
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A group whose members stand still and cannot be killed, as in a driver that hangs."""
+    group = Path(f"/sys/fs/cgroup/freezer/almd-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"may not freeze a process: {error}")
+    try:
+        yield group
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        while group.exists():
+            with contextlib.suppress(OSError):  # until its member has ended
+                group.rmdir()
+
+
+@pytest.mark.slow
+def test_one_that_cannot_be_killed_is_told_of_and_keeps_nobody_waiting(
+    tmp_path: Path, freezer: Path
+) -> None:
+    trainer = Fixture(tmp_path, programs.TRAINER)
+
+    async def body(nursery: trio.Nursery, clock: MockClock) -> None:
+        service = trainer.service
+        service.want()
+        await until(lambda: trainer.heard(TrainerStarted))
+        service.send(REBASE)
+        await until(lambda: trainer.heard(Stepped))
+        (freezer / "cgroup.procs").write_text(str(service.pid))
+        (freezer / "freezer.state").write_text("FROZEN")
+        await until(lambda: (freezer / "freezer.state").read_text() == "FROZEN\n")
+        nursery.start_soon(service.stop)
+        await settle()
+        clock.jump(STOP_DEADLINE_S)
+        await until(lambda: service.is_stuck)
+        assert not service.is_stepping
+        assert service.pid is not None
+        service.want()
+        await settle()
+        assert trainer.num_ends == 0, "no second one beside it"
+        (freezer / "freezer.state").write_text("THAWED")
+        await until(lambda: trainer.num_ends == 1)
+        assert not service.is_stuck
+
+    trainer.run(body)
+
+
+@pytest.mark.slow
+def test_an_agent_that_ends_does_not_wait_for_one_that_cannot_be_killed(
+    tmp_path: Path, freezer: Path
+) -> None:
+    service = TrainerService([], tmp_path / "trainer.log", _hear_nothing, lambda: None)
+    service._argv = programs.python(programs.TRAINER)
+    pids: list[int] = []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(service.run)
+            service.want()
+            await until(lambda: service.view.device)
+            assert service.pid is not None
+            pids.append(service.pid)
+            (freezer / "cgroup.procs").write_text(str(service.pid))
+            (freezer / "freezer.state").write_text("FROZEN")
+            await until(lambda: (freezer / "freezer.state").read_text() == "FROZEN\n")
+            nursery.cancel_scope.cancel()
+
+    begun_at_s = time.monotonic()
+    trio.run(main)
+    assert (freezer / "cgroup.procs").read_text(), "it is still there"
+    assert time.monotonic() - begun_at_s < END_DEADLINE_S + 5.0
+    (freezer / "freezer.state").write_text("THAWED")
+    os.waitpid(pids[0], 0)
+
+
+async def _hear_nothing(event: TrainerEvent) -> None:
+    await trio.lowlevel.checkpoint()
 
 
 def test_one_that_a_signal_has_stopped_saves_when_it_is_paused(tmp_path: Path) -> None:
