@@ -21,6 +21,11 @@ LastContributions = Annotated[
     typer.Option("--contributions", metavar="N", min=1, max=1000, help="Only the last N."),
 ]
 
+LastDays = Annotated[
+    int | None,
+    typer.Option("--days", metavar="N", min=1, max=3660, help="Bytes of each of the last N days."),
+]
+
 
 def duration(text: str | float) -> float:
     """Return the seconds that `text` names; typer also passes values that are parsed already."""

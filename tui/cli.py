@@ -254,6 +254,7 @@ def stats(
         typer.Option("--csv", metavar="FILE", help="Also write one row a committed round."),
     ] = None,
     last: arguments.LastContributions = None,
+    days: arguments.LastDays = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine has given, or what became of each contribution."""
@@ -261,6 +262,11 @@ def stats(
         from tui.contributions import show_contributions
 
         show_contributions(_locations(), last, as_json=as_json)
+        return
+    if days is not None:
+        from tui.traffic_days import show_days
+
+        show_days(_locations(), days, as_json=as_json)
         return
     with _client() as client:
         figures = client.request("stats", Stats)

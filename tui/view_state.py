@@ -328,6 +328,14 @@ def traffic_table(stats: Stats) -> tuple[tuple[str, ...], ...]:
     return (("Traffic", "Sent", "Received"), *rows)
 
 
+def _data_text(status: Status) -> str:
+    if not status.data_budget_bytes:
+        return ""
+    used, budget = map(format_bytes, (status.data_used_bytes, status.data_budget_bytes))
+    offline = "" if status.is_online else "; the network is off until it is renewed"
+    return f"{used} of {budget} used this month (UTC){offline}"
+
+
 def status_lines(status: Status, now: datetime) -> tuple[str, ...]:
     """Return `allmende status` for people."""
     held = f"no weights are sent or fetched: {clean(status.network_held)}"
@@ -338,6 +346,7 @@ def status_lines(status: Status, now: datetime) -> tuple[str, ...]:
         ("Now", activity(status)),
         ("Next start", pause_words.next_start(status, now)),
         ("Network", held if is_other else ""),
+        ("Data", _data_text(status)),
         ("A pause now", pause_words.cost_sentence(status) if _may_pause(status) else ""),
         *speed_rows(status),
         ("Done here", format_tokens(status.tokens_done)),

@@ -93,6 +93,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """How far the fetch of the swarm's shared weights is; None while none is fetched."""
     alarm: str = ""
     """Set when the round protocol had to stop (ROUNDS.md rule 18)."""
+    data_used_bytes: int = 0
+    """That the network has carried in this calendar month (UTC), both directions."""
+    data_budget_bytes: int = 0
+    """Of a month, as the owner allows; 0: no limit."""
+    is_online: bool = True
+    """False where the month's data budget is used up: then there are no connections."""
     protocol: str = ""
     """What this agent speaks: major.minor."""
     differing_peers: dict[str, int] = msgspec.field(default_factory=dict)
@@ -147,6 +153,15 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """purpose -> {"sent": bytes, "received": bytes}."""
     done_as_of_utc: str = ""
     confirmed_as_of_utc: str = ""
+
+
+class DayTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """The network's bytes of one day (`traffic`, and `allmende stats --days N --json`: a list)."""
+
+    day_utc: str
+    """Like `2026-11-30`."""
+    bytes_by_purpose: dict[str, dict[str, int]]
+    """As in `Stats`."""
 
 
 class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,8 +62,8 @@ class Config:
     """Bytes a second that all connections together may receive: 0 for no limit, or at least 65536.
     Default 0: what the line can do."""
     monthly_data_budget_bytes: int = 0
-    """Bytes that the network may carry for this program in a calendar month (UTC), sent and received
-    together: 0 for no limit, or at least 1 MB. When they are used up it goes offline until the next
+    """Bytes that the network may carry for this program in a calendar month (UTC), both directions
+    together: 0 for no limit, or at least 1 MB. Used up, it goes offline until the next
     month. Default 0. What TCP and below add, about 2 %, is not counted."""
     agent_memory_limit_bytes: int = 300 * 1024**2
     """Bytes of memory above which the agent starts itself anew, at most once an hour, without loss:

@@ -48,6 +48,7 @@ class FakeSwarm:
     banned: dict[str, str] = field(default_factory=dict)
     differing: dict[str, PeerVersion] = field(default_factory=dict)
     protocol: tuple[int, int] = (1, 0)
+    is_online: bool = True
     store: BlobStore | None = None
     fetched: dict[str, Priority] = field(default_factory=dict)
     """What was asked for, and how."""

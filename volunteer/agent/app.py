@@ -21,6 +21,7 @@ from volunteer.agent.aggregator_service import AggregatorService
 from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.clock import now_s
 from volunteer.agent.control import serve_control
+from volunteer.agent.data_budget import DataBudget, allowance, month_of, utc_clock
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
 from volunteer.agent.joined_run import chain_rules, keep_run, verify_hardware, verify_limits
@@ -88,8 +89,11 @@ class Agent:
         verify_hardware(self.spec, memory_bytes, read_free_bytes(self.locations.data_dir))
         verify_limits(self.spec, self.config)
         run_dir = keep_run(self.spec, self.locations)
-        network = self._network(read_network_facts(self._network_file))
         ledger = await trio.to_thread.run_sync(Ledger, self.locations.stats_file)
+        month = month_of(utc_clock())
+        used_bytes = await trio.to_thread.run_sync(ledger.bytes_in_month, month)
+        left_bytes = allowance(used_bytes, self.config.monthly_data_budget_bytes)
+        network = self._network(read_network_facts(self._network_file), left_bytes)
         record_file = self.locations.record_file(self.spec.run_id, DENSE_MODULE)
         record_log = await trio.to_thread.run_sync(RecordLog, record_file)
         async with open_swarm(self.identity, network) as swarm:
@@ -139,6 +143,8 @@ class Agent:
             spare_disk=lambda is_short: files.spare_disk(machine, is_short=is_short),
         )
         traffic = TrafficMeter(swarm, keeper, ledger, machine.known)
+        budget = DataBudget(swarm, traffic, keeper, ledger)
+        policy.read_data = budget.use
         source = StatusSource(
             spec=self.spec,
             swarm=swarm,
@@ -151,6 +157,7 @@ class Agent:
             traffic=traffic,
         )
         await driver.load()
+        await budget.load()
         for peer_id in machine.banned:
             swarm.ban(peer_id, "it signed two things of which only one may be")
         done = await trio.to_thread.run_sync(ledger.stats, None)
@@ -176,10 +183,15 @@ class Agent:
             for task in (keeper.run, aggregator.run, trainer.run, driver.run, policy.run):
                 nursery.start_soon(task)
             nursery.start_soon(traffic.run)
+            nursery.start_soon(budget.run, lambda: policy.wishes.monthly_data_budget_bytes)
             nursery.start_soon(memory.run)
             nursery.start_soon(TimeWatch().run)
             nursery.start_soon(
-                keep_network_facts, self._network_file, lambda: swarm.listen_addrs, swarm.banned
+                keep_network_facts,
+                self._network_file,
+                lambda: swarm.listen_addrs,
+                swarm.banned,
+                read_network_facts(self._network_file).port,
             )
             nursery.start_soon(
                 functools.partial(
@@ -222,7 +234,7 @@ class Agent:
     def _network_file(self) -> Path:
         return self.locations.data_dir / "network.json"
 
-    def _network(self, facts: NetworkFacts) -> SwarmConfig:
+    def _network(self, facts: NetworkFacts, allowance_bytes: int | None) -> SwarmConfig:
         return SwarmConfig(
             listen=self.config.listen,
             preferred_port=facts.port,
@@ -233,6 +245,7 @@ class Agent:
             dht=self.config.dht,
             upload_bytes_per_s=self.config.upload_bytes_per_s,
             download_bytes_per_s=self.config.download_bytes_per_s,
+            allowance_bytes=allowance_bytes,
             banned=bans_of(facts),
             ping_every_s=ping_every_s(self.spec.rounds.round_s),
             discover_every_s=discover_every_s(self.spec.rounds.round_s),

@@ -70,14 +70,25 @@ def port_of(listen_addrs: tuple[str, ...]) -> int | None:
 
 
 async def keep_network_facts(
-    file: Path, listen_addrs: Callable[[], tuple[str, ...]], bans: Callable[[], Mapping[str, Ban]]
+    file: Path,
+    listen_addrs: Callable[[], tuple[str, ...]],
+    bans: Callable[[], Mapping[str, Ban]],
+    port: int | None = None,
 ) -> None:
-    """Write port and bans whenever they have changed, for ever."""
+    """Write port and bans whenever they have changed, for ever.
+
+    Args:
+        file: where to.
+        listen_addrs: where we listen now; where nowhere, the last port stays.
+        bans: who is refused now.
+        port: that of the last time.
+    """
     written: NetworkFacts | None = None
     while True:
         newest = list(bans().items())[-MAX_BANS:]
+        port = port_of(listen_addrs()) or port
         facts = NetworkFacts(
-            port=port_of(listen_addrs()),
+            port=port,
             bans={p: _KeptBan(reason=b.reason[:300], until_utc=b.until_utc) for p, b in newest},
         )
         if facts != written:

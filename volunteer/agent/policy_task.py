@@ -18,6 +18,7 @@ from volunteer.agent.aggregator_service import AggregatorService
 from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.bulk_gate import BulkGate
 from volunteer.agent.clock import now_s
+from volunteer.agent.data_budget import DataUse
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.owners_word import OwnersWord
 from volunteer.agent.release import Releaser
@@ -89,6 +90,8 @@ class PolicyTask:
     """What the network's hours and a metered connection hold shut."""
     make_sensors: Callable[[Config, Locations, Callable[[], None]], Sensors] = MachineSensors
     """Makes what reads this machine: (config, folders, what to call when something changes)."""
+    read_data: Callable[[], DataUse] = DataUse
+    """Says what the network has carried in this month."""
     on_finished: Callable[[], None] = lambda: None
     """Called when the round is finished after which the owner wants the agent to end."""
     spare_disk: Callable[[bool], None] = lambda is_short: None
@@ -292,7 +295,14 @@ class PolicyTask:
     def _with_owner(self, signals: Signals) -> Signals:
         pause = self.word.pause
         height = self._round_index() if pause is not None and pause.after_round is not None else 0
-        return replace(signals, owner_pause=pause, round_index=height)
+        data = self.read_data()
+        return replace(
+            signals,
+            owner_pause=pause,
+            round_index=height,
+            data_used_bytes=data.used_bytes,
+            data_renews_in_s=data.renews_in_s,
+        )
 
     def _start(self) -> None:
         log.info("contributing: %s", self.decision.reason)

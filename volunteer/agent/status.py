@@ -43,6 +43,8 @@ def format_left(left_s: float) -> str:
     minutes = round(left_s / 60)
     if left_s < 60:
         return f"{left_s:.0f} s"
+    if minutes >= 2 * 24 * 60:
+        return f"{minutes // 1440} d {minutes // 60 % 24:02d} h"
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
 
 
@@ -217,6 +219,9 @@ class StatusSource:
             tokens_confirmed=self.keeper.tokens_confirmed,
             tokens_since_contribution=view.tokens_since_contribution,
             bytes_by_purpose=self.traffic.by_purpose(),
+            data_used_bytes=self.policy.read_data().used_bytes,
+            data_budget_bytes=self.policy.wishes.monthly_data_budget_bytes,
+            is_online=self.swarm.is_online,
             protocol="{}.{}".format(*self.swarm.protocol),
             differing_peers=self._differing_peers(),
             release=self.policy.release,

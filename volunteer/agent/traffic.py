@@ -79,6 +79,18 @@ class TrafficMeter:
             for purpose in sorted(sent.keys() | received.keys())
         }
 
+    def total_bytes(self) -> int:
+        """Return all bytes since the agent's start, both directions."""
+        return sum(sum(each.values()) for each in self.totals())
+
+    def written_bytes(self) -> int:
+        """Return those of them that are in the books, or on their way there."""
+        return sum(self._sent.values()) + sum(self._received.values())
+
+    def unwritten_bytes(self) -> int:
+        """Return those of them that are not."""
+        return self.total_bytes() - self.written_bytes()
+
     async def run(self) -> None:
         """Write what has come together, every minute."""
         while True:

@@ -26,6 +26,7 @@ from volunteer.stats.ledger import Ledger
 
 MAX_HISTORY = 2000
 MAX_CONTRIBUTIONS = 1000
+MAX_DAYS = 3660
 MAX_PAUSE_S = 366 * 86400.0
 
 
@@ -58,6 +59,12 @@ def make_verbs(
         limit = _number(args, "limit", default=200, least=1, most=MAX_HISTORY)
         run_id = source.spec.run_id
         return await trio.to_thread.run_sync(ledger.history, run_id, DENSE_MODULE, int(limit))
+
+    async def traffic_by_day(args: Mapping[str, Any]) -> object:
+        days = _number(args, "days", default=7, least=1, most=MAX_DAYS)
+        await traffic.flush()
+        await source.keeper.flush()
+        return await trio.to_thread.run_sync(ledger.bytes_by_day, int(days))
 
     async def contributions(args: Mapping[str, Any]) -> object:
         limit = _number(args, "limit", default=200, least=1, most=MAX_CONTRIBUTIONS)
@@ -99,6 +106,7 @@ def make_verbs(
         "stats": stats,
         "history": history,
         "contributions": contributions,
+        "traffic": traffic_by_day,
         "pause": pause,
         "resume": resume,
         "sample": _make_sample(source, sampler),

@@ -10,10 +10,11 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from volunteer.answers import ContributionPoint, RoundPoint, Stats
+from volunteer.answers import ContributionPoint, DayTraffic, RoundPoint, Stats
 from volunteer.database import Database, quarantine_database
 from volunteer.errors import CheckpointCorruptError
 from volunteer.stats import queries
@@ -226,6 +227,19 @@ class Ledger:
         )
 
     # ------------------------------------------------------------------------------- reading
+
+    def bytes_in_month(self, month: str) -> int:
+        """Return the network's bytes of a month in UTC, like `2026-11`, both directions."""
+        return self._run(lambda connection: queries.read_bytes_in_month(connection, month))
+
+    def bytes_by_day(self, num_days: int) -> tuple[DayTraffic, ...]:
+        """Return the network's bytes of the last `num_days` days (UTC), the newest first.
+
+        A day on which nothing went is left out.
+        """
+        today = date.fromisoformat(self._day_utc())
+        first = today - timedelta(days=max(0, num_days - 1))
+        return self._run(lambda connection: queries.read_bytes_by_day(connection, str(first)))
 
     def totals(self, run_id: str, module_id: str) -> tuple[int, int]:
         """Return (tokens, inner steps) trained in a run, as its trainer's snapshots have them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 
-from volunteer.answers import ContributionPoint, RoundPoint, Stats
+from volunteer.answers import ContributionPoint, DayTraffic, RoundPoint, Stats
 from volunteer.stats.records import Balance
 
 _NO_REASON = "no reason was noted"
@@ -284,6 +284,24 @@ def _read_bytes(connection: sqlite3.Connection, day_utc: str) -> dict[str, dict[
         (day_utc,),
     )
     return {purpose: {"sent": sent, "received": received} for purpose, sent, received in rows}
+
+
+def read_bytes_in_month(connection: sqlite3.Connection, month: str) -> int:
+    """Return the bytes of all days of `month` (like `2026-11`), both directions."""
+    query = "SELECT sum(sent + received) FROM bytes WHERE substr(day_utc, 1, 7) = ?"
+    return _read_int(connection, query, month)
+
+
+def read_bytes_by_day(connection: sqlite3.Connection, first_day: str) -> tuple[DayTraffic, ...]:
+    """Return the bytes of each day since `first_day`, by purpose, the newest day first."""
+    days: dict[str, dict[str, dict[str, int]]] = {}
+    for day, purpose, sent, received in connection.execute(
+        "SELECT day_utc, purpose, sent, received FROM bytes WHERE day_utc >= ?"
+        " ORDER BY day_utc DESC, purpose",
+        (first_day,),
+    ):
+        days.setdefault(day, {})[purpose] = {"sent": sent, "received": received}
+    return tuple(DayTraffic(day_utc=day, bytes_by_purpose=found) for day, found in days.items())
 
 
 def _read_int(connection: sqlite3.Connection, query: str, *values: str) -> int:
