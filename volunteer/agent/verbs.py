@@ -73,18 +73,37 @@ def make_verbs(
         kept = await trio.to_thread.run_sync(ledger.contributions, run_id, DENSE_MODULE, int(limit))
         return source.keeper.with_listing(kept)
 
+    return {
+        "status": status,
+        "peers": peers,
+        "stats": stats,
+        "history": history,
+        "contributions": contributions,
+        "traffic": traffic_by_day,
+        "sample": _make_sample(source, sampler),
+        "doctor": make_doctor(source, policy),
+        **_make_pauses(source, policy, stop),
+    }
+
+
+def _make_pauses(
+    source: StatusSource, policy: PolicyTask, stop: Callable[[], None]
+) -> dict[str, Verb]:
+    """Return the verbs by which the owner interrupts the work."""
+
     async def pause(args: Mapping[str, Any]) -> object:
         for_s = None
         if args.get("for_s") is not None:
             for_s = _number(args, "for_s", default=0.0, least=1.0, most=MAX_PAUSE_S)
+        was_running = policy.is_running
         if args.get("finish"):
             await policy.finish()
         else:
             await policy.pause(for_s)
-        if policy.release is not None and policy.release.problem:
+        if was_running and policy.release is not None and policy.release.problem:
             raise ControlError(
                 f"paused, but not all is free: {policy.release.problem}",
-                hint="`allmende pause` again tries once more; a process that stays needs a reboot",
+                hint="a process that cannot be ended goes with a reboot only",
             )
         return source.status()
 
@@ -100,19 +119,7 @@ def make_verbs(
         stop()
         return {"stopping": True}
 
-    return {
-        "status": status,
-        "peers": peers,
-        "stats": stats,
-        "history": history,
-        "contributions": contributions,
-        "traffic": traffic_by_day,
-        "pause": pause,
-        "resume": resume,
-        "sample": _make_sample(source, sampler),
-        "doctor": make_doctor(source, policy),
-        "stop": stop_agent,
-    }
+    return {"pause": pause, "resume": resume, "stop": stop_agent}
 
 
 def _make_sample(source: StatusSource, sampler: Sampler) -> Verb:

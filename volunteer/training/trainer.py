@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from p2p.blobstore import BlobStore
 from p2p.errors import BlobStoreFullError
@@ -149,5 +150,16 @@ def _parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def end_at_once(status: int) -> NoReturn:
+    """End without tidying up the interpreter: the owner waits for the device.
+
+    All that matters is on the disk and said. Torch's own end took 2.6 s of 3 on a busy machine, and
+    what it frees one by one the system takes back at once.
+    """
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end_at_once(main())
