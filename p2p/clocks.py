@@ -52,11 +52,6 @@ class Clocks:
         if len(self._readings) > MAX_KNOWN:
             self._readings.popitem(last=False)
 
-    def is_fresh(self, peer_id: str, now_s: float, within_s: float) -> bool:
-        """Tell whether a peer said the time within so many seconds."""
-        reading = self._readings.get(peer_id)
-        return reading is not None and now_s - reading.told_at_s <= within_s
-
     def views(self, now_s: float) -> tuple[ClockView, ...]:
         """List whose clock was told within the hour, against what ours shows now."""
         own_s = self._utc_s() - now_s

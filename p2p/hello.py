@@ -10,6 +10,7 @@ that strangers to each other do not take each other's room. Nobody is banned for
 from __future__ import annotations
 
 import logging
+import math
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -146,6 +147,7 @@ class Hellos:
         self._asks = TokenBuckets(per_s=HELLOS_PER_S, burst=HELLOS_BURST)
         self._warnings = TokenBuckets(per_s=WARNINGS_PER_S, burst=WARNINGS_BURST)
         self._heard: OrderedDict[str, _Heard] = OrderedDict()
+        self._asked_at_s: OrderedDict[str, float] = OrderedDict()
         self._host: Host | None = None
         self._nursery: trio.Nursery | None = None
         requests.serve(
@@ -170,10 +172,12 @@ class Hellos:
             self._nursery.start_soon(self._ask, peer_id)
 
     async def ask_clocks(self, peer_ids: Iterable[str]) -> None:
-        """Say hello again to those whose clock was not told just now; returns when all answered."""
+        """Say hello again to those who were not asked just now; returns when all have answered."""
+        asked_since_s = trio.current_time() - ASK_AGAIN_S
         async with trio.open_nursery() as nursery:
             for peer_id in peer_ids:
-                if not self.clocks.is_fresh(peer_id, trio.current_time(), ASK_AGAIN_S):
+                # Also those who answered without a clock: again and again would be a misdeed.
+                if self._asked_at_s.get(peer_id, -math.inf) < asked_since_s:
                     nursery.start_soon(self._ask, peer_id)
 
     # -- what is known
@@ -237,6 +241,10 @@ class Hellos:
                     self.clocks.note(peer_id, hello.utc_s, asked_at_s, trio.current_time())
             except P2PError as error:
                 _log.debug("peer=%s said no hello: %s", peer_id, error)
+            self._asked_at_s.pop(peer_id, None)
+            self._asked_at_s[peer_id] = trio.current_time()
+            if len(self._asked_at_s) > MAX_KNOWN:
+                self._asked_at_s.popitem(last=False)
             # Only now: it has heard from us as well, whatever it answered.
             if self.is_passed_over(peer_id):
                 self._drop(peer_id)

@@ -52,6 +52,47 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealAgent]:
         yield agent
 
 
+QUIET = """\
+device = "cpu"
+threads = 1
+mdns = false
+dht = false
+listen = ["/ip4/127.0.0.1/tcp/0"]
+others_cpu_limit = 1.0
+headless = true
+pause_on_battery = false
+pause_on_metered = false
+"""
+"""So that what else runs on the machine that tests does not count."""
+
+
+@pytest.mark.timeout(120)
+def test_the_first_time_one_key_leads_to_the_work_and_escape_to_nothing(tmp_path: Path) -> None:
+    new = RealAgent(tmp_path / "new")
+    new.home.mkdir()
+    (new.home / "config.toml").write_text(QUIET)
+    with ending([new]):
+        for key in ("Escape", "Enter"):
+            terminal = Terminal(tmp_path / f"{key}.sock", new.home, (80, 24))
+            try:
+                wait_until("it asks", lambda: "first time" in terminal.text(), 20)  # noqa: B023
+                assert "Nothing runs yet" in terminal.text()
+                assert new.allmende("status").returncode == 3
+                view = terminal.pid()
+                terminal.run("send-keys", "-t", "t", key)
+                if key == "Escape":
+                    wait_until("it left", lambda: not psutil.pid_exists(view), 15)  # noqa: B023
+                    assert new.allmende("status").returncode == 3
+                    continue
+                wait_until("an agent", lambda: new.allmende("status").returncode == 0, 30)
+                new.pids.append(new.status().agent_pid)
+                new.wait_for("a step", lambda s: s.inner_step > 0, 60)
+                wait_until("it says so", lambda: "Contributing" in terminal.text(), 15)  # noqa: B023
+            finally:
+                terminal.close()
+        assert new.status().inner_step > 0, "closing the view stops nothing"
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 def test_the_view_shows_what_the_status_says(

@@ -49,7 +49,7 @@ Done here: tokens this machine has trained on.
 Confirmed: the part that the swarm has put into the shared model for good.
 Weights: whether a peer has the same shared model as this machine at this moment.
 
-Without the view: allmende status, pause, resume, stop, stats, peers.
+Without the view: allmende status, pause, resume, stop, stats, peers, doctor.
 TEXTUAL_THEME=textual-light or ansi-light changes the colours, NO_COLOR=1 takes them away."""
 
 
