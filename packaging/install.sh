@@ -207,7 +207,14 @@ say_what_stays() {
   fi
 }
 
+# A service whose program is gone would fail at each login.
+remove_services() {
+  runner=$(find_python) || return 0
+  "$runner" -I "$here/remove_services.py" || fail "the program stays as it is."
+}
+
 uninstall() {
+  remove_services
   folders=
   if pipx=$(find_pipx) && allmende_venv >/dev/null; then
     folders=$(agents --folders)

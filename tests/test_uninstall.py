@@ -17,10 +17,14 @@ import pytest
 
 import volunteer
 from tests.fakes.installer_machine import ROOT, STUBBORN_AGENT, Machine
+from tests.fakes.service_programs import FakeSystemctl
 from tui.client import ControlClient
 from volunteer.answers import Status
 from volunteer.errors import NoAgentError
 from volunteer.locations import Locations
+from volunteer.service.launchd import LABEL_PREFIX
+from volunteer.service.service import service_command
+from volunteer.service.systemd import SystemdService, units_dir
 
 pytestmark = pytest.mark.slow
 STOP_AGENTS = ROOT / "packaging" / "stop_agents.py"
@@ -148,6 +152,35 @@ def test_uninstall_stops_the_agent_first_and_is_repeatable(machine: Machine) -> 
     without_pipx = machine.install("--uninstall")
     assert without_pipx.returncode == 0
     assert f"\n  {data}\n" in without_pipx.stdout
+
+
+def test_what_starts_it_at_login_goes_with_the_program(machine: Machine) -> None:
+    machine.install()
+    before = set(machine.home.rglob("*"))
+    systemctl = FakeSystemctl(units_dir({}, machine.home))
+    for environ in ({}, {"ALLMENDE_HOME": str(machine.home / "second")}):
+        command = service_command(machine.home / ".local/bin/allmende", environ)
+        SystemdService(
+            command=command, units_dir=systemctl.units_dir, user="ada", run=systemctl
+        ).install(is_now=False)
+    label = f"{LABEL_PREFIX}allmende"
+    assert label.startswith("org.allmende.")
+    agent = machine.home / "Library/LaunchAgents" / f"{label}.plist"
+    agent.parent.mkdir(parents=True)
+    agent.touch()
+    other = systemctl.units_dir / "allmende-of-another.service"
+    other.write_text("[Service]\nExecStart=/bin/true\n")
+    machine.add("systemctl", ":")
+    done = machine.install("--uninstall")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("It no longer starts at login: ") == 3
+    disabled = [call for call in machine.calls if "disable --now" in call]
+    assert len(disabled) == 2
+    assert machine.calls.index(disabled[-1]) < machine.calls.index("pipx uninstall allmende")
+    assert other.exists()
+    other.unlink()
+    left = {file for file in machine.home.rglob("*") if file.is_file()}
+    assert left <= before
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="the stub machine is a Linux one")
