@@ -198,7 +198,13 @@ class AgentFeed:
             return
         if self.snapshot.link is Link.GONE and self.snapshot.note:
             return
-        was_known = self.snapshot.status is not None
+        status = self.snapshot.status
+        if status is not None and status.is_restarting and self.snapshot.is_current:
+            self._change(
+                is_urgent=True, link=Link.SILENT, note=f"{status.reason} It is on its way."
+            )
+            return
+        was_known = status is not None
         note = "The agent has gone: this machine does not contribute." if was_known else ""
         if isinstance(error.__cause__, PermissionError):
             note = str(error)

@@ -347,6 +347,7 @@ def status_lines(status: Status, now: datetime) -> tuple[str, ...]:
         ("Next start", pause_words.next_start(status, now)),
         ("Network", held if is_other else ""),
         ("Data", _data_text(status)),
+        ("Memory", clean(status.memory_note)),
         ("A pause now", pause_words.cost_sentence(status) if _may_pause(status) else ""),
         *speed_rows(status),
         ("Done here", format_tokens(status.tokens_done)),

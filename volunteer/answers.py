@@ -97,6 +97,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """That the network has carried in this calendar month (UTC), both directions."""
     data_budget_bytes: int = 0
     """Of a month, as the owner allows; 0: no limit."""
+    is_restarting: bool = False
+    """Whether the agent begins anew in its own place: it is back within seconds, by itself."""
+    memory_note: str = ""
+    """Why nothing is done about the agent's own memory, which is above its limit; mostly empty."""
     is_online: bool = True
     """False where the month's data budget is used up: then there are no connections."""
     protocol: str = ""

@@ -18,6 +18,7 @@ import trio
 from p2p.errors import P2PError
 from p2p.identity import load_or_create_identity
 from volunteer.agent.app import Agent
+from volunteer.agent.handover import Handover
 from volunteer.agent.joined_run import choose_run
 from volunteer.config import load_config
 from volunteer.errors import VolunteerError
@@ -31,10 +32,13 @@ log = logging.getLogger("volunteer.agent")
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the agent; exit 0 when told to stop, else as the error says."""
     options = _parse(sys.argv[1:] if argv is None else argv)
+    handover = Handover.take(os.environ, os.getpid())
     # Until the folder is ours, its log file may be another agent's.
     set_up_log(None, _level(options))
     try:
-        _run(options)
+        _run(options, handover)
+        if handover.is_wanted:
+            handover.exec(sys.orig_argv)
     except (VolunteerError, P2PError) as error:
         _end_with(error)
     except ExceptionGroup as group:
@@ -81,7 +85,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace, handover: Handover) -> None:
     locations = Locations.from_environment(os.environ)
     locations.prepare()
     with lock_folder(locations.data_dir):
@@ -104,6 +108,7 @@ def _run(options: argparse.Namespace) -> None:
             spec=choose_run(options.run_file, options.round_s),
             is_idle_ignored=options.ignore_idle,
             num_cores=os.cpu_count() or 1,
+            handover=handover,
         )
         trio.run(agent.run, strict_exception_groups=True)
 

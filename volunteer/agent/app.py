@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import logging
 import signal
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -20,11 +21,13 @@ from p2p.swarm import Swarm, SwarmConfig, open_swarm
 from volunteer.agent.aggregator_service import AggregatorService
 from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.clock import now_s
-from volunteer.agent.control import serve_control
+from volunteer.agent.control import WATCH_EVERY_S, serve_control
 from volunteer.agent.data_budget import DataBudget, allowance, month_of, utc_clock
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
+from volunteer.agent.handover import Handover
 from volunteer.agent.joined_run import chain_rules, keep_run, verify_hardware, verify_limits
+from volunteer.agent.memory_watch import MemoryWatch
 from volunteer.agent.module_files import ModuleFiles
 from volunteer.agent.network_memory import (
     NetworkFacts,
@@ -63,6 +66,7 @@ from volunteer.run import RunSpec
 from volunteer.stats.ledger import Ledger
 
 log = logging.getLogger(__name__)
+TELL_ALL_S = WATCH_EVERY_S + 0.2
 FAREWELL_S = 1.0
 """To tell the others that we leave, before the network is closed."""
 
@@ -77,6 +81,8 @@ class Agent:
     spec: RunSpec
     is_idle_ignored: bool
     num_cores: int
+    handover: Handover = field(default_factory=Handover)
+    """What the program before has left, and what is left to the next one."""
 
     async def run(self) -> None:
         """Run until told to stop, by the control socket or a signal.
@@ -145,6 +151,7 @@ class Agent:
         traffic = TrafficMeter(swarm, keeper, ledger, machine.known)
         budget = DataBudget(swarm, traffic, keeper, ledger)
         policy.read_data = budget.use
+        watch = self._memory_watch(stopping)
         source = StatusSource(
             spec=self.spec,
             swarm=swarm,
@@ -155,6 +162,8 @@ class Agent:
             policy=policy,
             keeper=keeper,
             traffic=traffic,
+            handover=self.handover,
+            memory_note=watch.note,
         )
         await driver.load()
         await budget.load()
@@ -175,10 +184,16 @@ class Agent:
         )
         swarm.on_peer_connected(lambda peer: exchange.note_neighbour())
         sampler = Sampler(run_dir, DENSE_MODULE, self.locations.log_dir / "sampler.log")
-        verbs = make_verbs(source, ledger, policy, traffic, stopping.set, sampler)
+        verbs = make_verbs(
+            source, ledger, policy, traffic, functools.partial(self._end, stopping), sampler
+        )
         async with trio.open_nursery() as nursery:
             await nursery.start(
-                serve_control, self.locations.control_socket, verbs, policy.note_client
+                serve_control,
+                self.locations.control_socket,
+                verbs,
+                policy.note_client,
+                self.handover,
             )
             for task in (keeper.run, aggregator.run, trainer.run, driver.run, policy.run):
                 nursery.start_soon(task)
@@ -186,6 +201,7 @@ class Agent:
             nursery.start_soon(budget.run, lambda: policy.wishes.monthly_data_budget_bytes)
             nursery.start_soon(memory.run)
             nursery.start_soon(TimeWatch().run)
+            nursery.start_soon(watch.run)
             nursery.start_soon(
                 keep_network_facts,
                 self._network_file,
@@ -202,7 +218,7 @@ class Agent:
                     is_settled=lambda: is_settled(machine, now_s(), clock.sync_s),
                 )
             )
-            nursery.start_soon(_stop_on_signal, stopping)
+            nursery.start_soon(_stop_on_signal, functools.partial(self._end, stopping))
             log.info("peer=%s listening on %s", swarm.peer_id, " ".join(swarm.listen_addrs))
             await stopping.wait()
             source.is_stopping = True
@@ -211,8 +227,26 @@ class Agent:
                 await driver.wait_quiet()
             await traffic.flush()
             await keeper.flush()
+            if self.handover.is_wanted:
+                await trio.sleep(TELL_ALL_S)  # noqa: TID251 - so that every dashboard hears why
             nursery.cancel_scope.cancel()
         log.info("ended")
+
+    def _end(self, stopping: trio.Event) -> None:
+        """End for good, whatever was to follow."""
+        self.handover.cancel()
+        stopping.set()
+
+    def _memory_watch(self, stopping: trio.Event) -> MemoryWatch:
+        def begin_anew(held_bytes: int) -> None:
+            if not stopping.is_set():
+                self.handover.want(now_s(), held_bytes)
+                stopping.set()
+
+        if self.handover.last_restart_at_s is not None:
+            log.info("began anew: memory was %d bytes", self.handover.last_rss_bytes)
+        limit_bytes = self.config.agent_memory_limit_bytes
+        return MemoryWatch(limit_bytes, self.handover.last_restart_at_s, now_s, begin_anew)
 
     def _open_mark(self, record_log: RecordLog) -> SignedMark:
         """Open the mark of what was signed; an older version has kept none."""
@@ -299,11 +333,11 @@ def _told_addrs(listen_addrs: tuple[str, ...]) -> tuple[str, ...]:
     return (outside or listen_addrs)[:8]
 
 
-async def _stop_on_signal(stopping: trio.Event) -> None:
+async def _stop_on_signal(stop: Callable[[], None]) -> None:
     wanted = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP"):
         wanted.append(signal.SIGHUP)
     with trio.open_signal_receiver(*wanted) as signals:
         async for number in signals:
             log.info("signal=%s: ending", signal.Signals(number).name)
-            stopping.set()
+            stop()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from p2p.seldom import SeldomLog
+from volunteer.agent.handover import Handover
 from volunteer.errors import ControlError, VolunteerError
 from volunteer.messages import (
     CONTROL_VERSION,
@@ -47,6 +48,7 @@ async def serve_control(
     socket_file: Path,
     verbs: Mapping[str, Verb],
     on_client: Callable[[int], None] = lambda pid: None,
+    handover: Handover | None = None,
     task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `verbs` until cancelled. The single-instance lock is held, so an old socket is stale.
@@ -56,9 +58,14 @@ async def serve_control(
         verbs: name -> coroutine function that takes the request's arguments; the special verb
             `watch` answers with `status` every second.
         on_client: told a client's process id as it comes, and every second while it watches.
+        handover: has the socket of the program before, and gets it for the next one, if there is
+            one: then it is not closed, and who connects waits.
         task_status: told once the socket is there.
     """
-    listener = trio.SocketListener(_listen(socket_file))
+    handover = handover or Handover()
+    listening = handover.take_listener(socket_file) or _listen(socket_file)
+    handover.hold(listening)
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     limiter = trio.CapacityLimiter(MAX_CLIENTS)
 
     async def serve_one(stream: trio.SocketStream) -> None:
@@ -81,10 +88,12 @@ async def serve_control(
             task_status.started()
             await trio.serve_listeners(serve_one, [listener], handler_nursery=nursery)
     finally:
-        _unlink(socket_file)
+        if not handover.is_wanted:
+            _unlink(socket_file)
+        handover.release()
 
 
-def _listen(socket_file: Path) -> trio.socket.SocketType:
+def _listen(socket_file: Path) -> socket.socket:
     if not hasattr(socket, "AF_UNIX"):
         raise ControlError("this system has no unix sockets", hint="on Windows, use WSL")
     _remove_stale(socket_file)
@@ -100,7 +109,7 @@ def _listen(socket_file: Path) -> trio.socket.SocketType:
     except OSError as error:
         sock.close()
         raise ControlError(f"cannot listen on {socket_file}: {error}") from error
-    return trio.socket.from_stdlib_socket(sock)
+    return sock
 
 
 def _remove_stale(socket_file: Path) -> None:

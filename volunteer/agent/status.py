@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -17,6 +18,7 @@ from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.clock import now_s, now_utc, utc_in
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.exchange import Exchange
+from volunteer.agent.handover import Handover
 from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.state_fetch import StateProgress
 from volunteer.agent.traffic import TrafficMeter
@@ -27,6 +29,9 @@ from volunteer.policy.veto import Cause
 from volunteer.rounds.silence import ALONE_ROUNDS, LISTEN_ROUNDS
 from volunteer.run import RunSpec
 
+_BEGINS_ANEW = (
+    "The agent begins anew, without loss: its memory had grown (`agent_memory_limit_bytes`)."
+)
 _CONTRIBUTING = "Nothing stands against it: nobody uses this machine, and nothing else does."
 _SILENT = (
     "What this volunteer has signed in this run is no longer on its disk: it trains, and signs "
@@ -96,9 +101,15 @@ class StatusSource:
     keeper: Bookkeeper
     traffic: TrafficMeter
     is_stopping: bool = False
+    handover: Handover = field(default_factory=Handover)
+    """Whether the agent begins anew in its own place."""
+    memory_note: Callable[[], str] = lambda: ""
+    """Says what is not done about too much memory."""
 
     def state(self) -> tuple[str, str, str]:
         """Return (state, reason, what ends it)."""
+        if self.handover.is_wanted:
+            return "starting", _BEGINS_ANEW, "it is back, in some seconds"
         if self.is_stopping:
             return "stopped", "The agent is ending.", "you start it again"
         if self.driver.machine.alarm is not None:
@@ -222,6 +233,8 @@ class StatusSource:
             data_used_bytes=self.policy.read_data().used_bytes,
             data_budget_bytes=self.policy.wishes.monthly_data_budget_bytes,
             is_online=self.swarm.is_online,
+            is_restarting=self.handover.is_wanted,
+            memory_note=self.memory_note(),
             protocol="{}.{}".format(*self.swarm.protocol),
             differing_peers=self._differing_peers(),
             release=self.policy.release,
