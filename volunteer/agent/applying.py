@@ -22,7 +22,7 @@ from volunteer.agent.aggregator_service import (
 from volunteer.agent.listing import listed_works
 from volunteer.messages import ApplyCommit, StateBuilt
 from volunteer.rounds import events as ev
-from volunteer.rounds.chain import expected_at, listed_in_order
+from volunteer.rounds.chain import RECENT_COMMITS, expected_at, listed_in_order
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.sampling import sample_contributions
 from volunteer.rounds.turn import eligible_contributions, roster_votes
@@ -105,6 +105,8 @@ def next_list(machine: Machine) -> tuple[str, tuple[ev.Listed, ...]] | None:
     facts = known.facts[tip]
     if tip not in known.states or known.children.get(tip):
         return None
+    if facts.height < RECENT_COMMITS and len(facts.rosters[1]) <= 1:
+        return None  # nobody knows yet whom to expect: even rank 0 waits the grace (rule 22)
     held = {known.contributions[i].author for i in known.based_on.get(tip, ()) if i in known.held}
     if not held or not expected_at(facts) <= held:
         return None

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from p2p.blobstore import BlobStore
+from tests.volunteer.rounds.chain_builder import ChainBuilder, make_rules
 from tests.volunteer.rounds.desk import ROUND_S, Desk, desk_at, hear, hear_commit, only, others
 from volunteer.agent.aggregator_service import AggregatorLostError, AggregatorService
 from volunteer.agent.applying import CommitApplier, next_list
@@ -74,6 +75,16 @@ def test_before_the_close_or_when_a_commit_is_here_there_is_none() -> None:
     for contribution_id in listed:
         desk.chain.known.add(contribution_id, desk.machine.known.contributions[contribution_id])
     hear_commit(desk, desk.chain.commit(tip, listed))
+    assert next_list(desk.machine) is None
+
+
+def test_on_a_young_chain_nobody_knows_whom_to_expect() -> None:
+    chain = ChainBuilder(make_rules())
+    tip = chain.round(chain.genesis, "a")
+    desk = Desk(chain)
+    desk.stand_on(tip)
+    desk.wait(ROUND_S)
+    desk.contribute(tip)
     assert next_list(desk.machine) is None
 
 
