@@ -52,8 +52,10 @@ def remove_unit(file: Path) -> None:
     for folder in (wanted.parent, file.parent, file.parent.parent):
         try:
             folder.rmdir()
+        except FileNotFoundError:
+            continue
         except OSError:
-            return
+            return  # others use it
 
 
 def remove_agent(file: Path) -> None:

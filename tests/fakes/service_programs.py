@@ -5,6 +5,7 @@ Each keeps what was told, as the real one does, and fails where the real one fai
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,8 @@ class FakeSystemctl:
                 return self._change(verb, unit)
             case "disable":
                 self._wanted(unit).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # systemd removes the folder once it is empty
+                    self._wanted(unit).parent.rmdir()
                 if not self.is_stubborn:
                     self.active.discard(unit)
                 return OK

@@ -32,11 +32,12 @@ def test_it_is_back_in_the_same_place_and_nobody_found_the_door_shut(tmp_path: P
         trainer_pid = growing.status().trainer_pid
         seen: list[Status] = []
         with ControlClient(growing.locations.control_socket, deadline_s=60.0) as client:
-            wait_until(
-                "it says that it begins anew",
-                lambda: seen.append(client.request("status", Status)) or seen[-1].is_restarting,
-                60.0,
-            )
+
+            def says_so() -> bool:
+                seen.append(client.request("status", Status))
+                return seen[-1].is_restarting
+
+            wait_until("it says that it begins anew", says_so, 60.0)
         assert seen[-1].state == "starting"
         assert "its memory had grown" in seen[-1].reason
 

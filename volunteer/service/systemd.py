@@ -196,8 +196,10 @@ class SystemdService:
         for folder in (self._wanted_file.parent, self.units_dir, systemd_dir, systemd_dir.parent):
             try:
                 folder.rmdir()
+            except FileNotFoundError:
+                continue  # systemd has removed it already
             except OSError:
-                return  # it is not there, or others use it
+                return  # others use it
 
     def _ask(self, *arguments: str) -> Finished:
         return self.run(("systemctl", "--user", *arguments))
