@@ -145,7 +145,7 @@ class Agent:
             keeper=keeper,
             is_idle_ignored=self.is_idle_ignored,
             gate=files.gate,
-            on_finished=stopping.set,
+            on_finished=functools.partial(self._end, stopping),
             spare_disk=lambda is_short: files.spare_disk(machine, is_short=is_short),
         )
         traffic = TrafficMeter(swarm, keeper, ledger, machine.known)

@@ -39,6 +39,9 @@ class Bench:
     checkpoint_every_s: float = 1e9
     events: list[TrainerEvent] = field(default_factory=list)
     now_s: float = 0.0
+    duty_fraction: float = 1.0
+    rests: list[float] = field(default_factory=list)
+    """Seconds of rest that the loop has begun."""
 
     def __post_init__(self) -> None:
         self.store = BlobStore(self.folder / "blobs")
@@ -71,7 +74,7 @@ class Bench:
 
         The inner steps take a second each on this clock: it is asked four times in each.
         """
-        inbox: Inbox[TrainerCommand] = Inbox(trainer_command_decoder, StopTrainer())
+        inbox: Inbox[TrainerCommand] = RestingInbox(self)
         for command in first:
             inbox.put(command)
         waiting = dict(script or {})
@@ -91,7 +94,12 @@ class Bench:
             return self.now_s
 
         loop = TrainingLoop(
-            LoopSettings(spec=SPEC, peer_seed=b"seed", checkpoint_every_s=self.checkpoint_every_s),
+            LoopSettings(
+                spec=SPEC,
+                peer_seed=b"seed",
+                checkpoint_every_s=self.checkpoint_every_s,
+                duty_fraction=self.duty_fraction,
+            ),
             device=CPU,
             blobs=ModuleBlobs(self.store, SPEC, "dense", "me"),
             snapshots=self.snapshots(),
@@ -107,6 +115,21 @@ class Bench:
         state = self.snapshots().load(CPU)
         assert state is not None
         return state
+
+
+class RestingInbox(Inbox[TrainerCommand]):
+    """Lets a rest pass on the bench's clock, unless there is a command."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(trainer_command_decoder, StopTrainer())
+        self._bench = bench
+
+    def wait_command(self, timeout_s: float) -> TrainerCommand | None:
+        self._bench.rests.append(timeout_s)
+        command = self.next_command(should_wait=False)
+        if command is None:
+            self._bench.now_s += timeout_s
+        return command
 
 
 def kinds(events: list[TrainerEvent]) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from volunteer.config import GPU_CONTEXT_BYTES
 from volunteer.errors import ConfigError
 from volunteer.training import devices
-from volunteer.training.devices import choose_device, is_out_of_memory
+from volunteer.training.devices import Device, choose_device, is_out_of_memory, limit_memory
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, **counts: int) -> None:
@@ -78,3 +81,30 @@ def test_real_out_of_memory_is_recognised() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_out_of_memory(MemoryError())
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "fraction"),
+    [(6 * GIB, (6 * GIB - GPU_CONTEXT_BYTES) / (8 * GIB)), (100 * GIB, 1)],
+)
+def test_the_owners_limit_of_gpu_memory_is_torchs(
+    monkeypatch: pytest.MonkeyPatch, max_bytes: int, fraction: float
+) -> None:
+    limits: list[tuple[float, torch.device]] = []
+    properties = SimpleNamespace(total_memory=8 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda f, device: limits.append((f, device))
+    )
+    gpu = Device(torch_device=torch.device("cuda", 1), name="a GPU", autocast_dtype=None)
+    limit_memory(gpu, max_bytes)
+    ((limit, device),) = limits
+    assert limit == pytest.approx(fraction)
+    assert device == torch.device("cuda", 1)
+
+
+def test_on_a_cpu_gpu_memory_is_not_limited() -> None:
+    limit_memory(choose_device("cpu"), GIB)

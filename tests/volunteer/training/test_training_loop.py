@@ -155,3 +155,11 @@ def test_a_snapshot_older_than_a_signed_contribution_gives_its_work_up(bench: Be
     events = bench.run(bench.rebase(known=(unknown,)), StopTrainer())
     assert only(events, Rebased) == [Rebased(commit_id="c", carried=(), discarded_tokens=0)]
     assert bench.saved().progress.tokens_since_contribution == 2 * STEP_TOKENS
+
+
+def test_the_loop_rests_between_steps_and_a_stop_ends_the_rest(bench: Bench) -> None:
+    bench.duty_fraction = 0.5
+    events = bench.run(bench.rebase(), script={4: StopTrainer()})
+    assert kinds(events)[-2:] == ["Stopping", "SnapshotSaved"]
+    # As long as each step took; the last one was cut short by the stop in the queue.
+    assert bench.rests == [pytest.approx(0.75)] * 4
