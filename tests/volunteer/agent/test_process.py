@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import trio
 from p2p.errors import ListenError
 from volunteer.agent import __main__ as agent_main
 from volunteer.agent import demo_client
+from volunteer.agent.handover import HANDOVER_VARIABLE, Handover
 from volunteer.answers import Status
 from volunteer.errors import ControlError, NoAgentError, StorageFullError
 from volunteer.files import lock_folder
@@ -32,7 +35,7 @@ def run_agent(
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(self.format(record))
 
-    def run(options: object) -> None:
+    def run(options: object, handover: Handover) -> None:
         if error is not None:
             raise error
 
@@ -84,6 +87,28 @@ def test_an_error_of_its_own_is_told_with_its_traceback(
     assert "please report it" in text
     assert "a bug" in text
     assert "Traceback" in text
+
+
+def test_who_begins_anew_does_so_with_its_own_arguments_once_all_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[tuple[str, list[str], dict[str, str]]] = []
+
+    def run(options: object, handover: Handover) -> None:
+        handover.want(12.5, 400_000_000)
+
+    monkeypatch.setattr(agent_main, "_run", run)
+    monkeypatch.setattr(logging, "basicConfig", lambda **options: None)
+    monkeypatch.setattr(os, "execve", lambda *call: started.append(call))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-P", "-m", "volunteer.agent", "--no-dht"])
+    with pytest.raises(SystemExit):
+        agent_main.main(["--no-dht"])
+    ((program, argv, environ),) = started
+    assert program == sys.executable
+    assert argv == [sys.executable, "-P", "-m", "volunteer.agent", "--no-dht"]
+    after = Handover.take(environ, os.getpid())
+    assert (after.last_restart_at_s, after.last_rss_bytes) == (12.5, 400_000_000)
+    assert HANDOVER_VARIABLE not in os.environ
 
 
 def test_a_second_agent_for_a_folder_is_refused(

@@ -18,7 +18,9 @@ from tests.fakes.members import RUN_ID, rules
 from tests.fakes.network import FakeNetwork
 from volunteer.agent import status as status_module
 from volunteer.agent.clock import utc_in
+from volunteer.agent.data_budget import DataUse
 from volunteer.agent.exchange import Heard
+from volunteer.agent.handover import Handover
 from volunteer.agent.state_fetch import StateProgress
 from volunteer.agent.status import StatusSource, format_left
 from volunteer.agent.trainer_service import TrainerView
@@ -70,6 +72,7 @@ class Facts:
     progress: StateProgress | None = None
     heard: dict[str, Heard] = field(default_factory=dict)
     differing: dict[str, PeerVersion] = field(default_factory=dict)
+    is_restarting: bool = False
 
 
 def source(facts: Facts) -> StatusSource:
@@ -113,12 +116,19 @@ def source(facts: Facts) -> StatusSource:
             word=SimpleNamespace(finishes_round=None, ends_agent=False),
             is_paused_by_owner=facts.decision.cause is Cause.OWNER,
             is_idle_ignored=facts.is_idle_ignored,
+            read_data=lambda: DataUse(used_bytes=4_000_000),
+            wishes=SimpleNamespace(monthly_data_budget_bytes=5_000_000),
         ),
         keeper=SimpleNamespace(last_confirmed_at_s=None, tokens_confirmed=7, tokens_elsewhere=0),
         traffic=SimpleNamespace(by_purpose=lambda: {"sync": {"sent": 3, "received": 4}}),
     )
+    handover = Handover()
+    if facts.is_restarting:
+        handover.want(1.0, 400_000_000)
     return StatusSource(
         spec=load_builtin_run("demo"),
+        handover=handover,
+        memory_note=lambda: "412 MB",
         swarm=network.swarms["me"].as_swarm,
         is_stopping=facts.is_stopping,
         **{name: cast("Any", part) for name, part in vars(parts).items()},
@@ -126,6 +136,11 @@ def source(facts: Facts) -> StatusSource:
 
 
 ORDER: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"is_restarting": True, "is_stopping": True},
+        "starting",
+        "The agent begins anew, without loss: its memory had grown (`agent_memory_limit_bytes`).",
+    ),
     ({"is_stopping": True}, "stopped", "The agent is ending."),
     (
         {"has_alarm": True},
@@ -482,3 +497,12 @@ def test_long_lists_have_a_limit(verb: str, most: int) -> None:
     for limit in (0, -5, most + 1, "all", None, 1e300):
         with pytest.raises(ControlError, match="limit"):
             asked.call(verb, {"limit": limit})
+
+
+def test_the_status_tells_the_months_bytes_and_the_memory() -> None:
+    status = source(Facts()).status()
+    assert (status.data_used_bytes, status.data_budget_bytes) == (4_000_000, 5_000_000)
+    assert status.is_online
+    assert status.memory_note == "412 MB"
+    assert not status.is_restarting
+    assert source(Facts(is_restarting=True)).status().is_restarting
