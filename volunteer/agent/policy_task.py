@@ -323,7 +323,9 @@ class PolicyTask:
         self._is_running = False
         self.driver.post(ev.ContributingChanged(False))
         pids = [pid for pid in (self.trainer.pid, self.aggregator.pid) if pid is not None]
-        self.release = await self._releaser.release(pids, self._stop_children)
+        self.release = await self._releaser.release(
+            pids, self._stop_children, is_on_gpu=self.trainer.view.device.startswith("cuda")
+        )
         if self.release.problem:
             log.error("not all is free: %s", self.release.problem)
         elif self.release.gpu_freed_bytes:

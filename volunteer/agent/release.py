@@ -41,18 +41,22 @@ class Releaser:
         """
         self._read_memory = read_memory
 
-    async def release(self, pids: Iterable[int], stop: Callable[[], Awaitable[None]]) -> Release:
+    async def release(
+        self, pids: Iterable[int], stop: Callable[[], Awaitable[None]], *, is_on_gpu: bool
+    ) -> Release:
         """Have `stop` end the processes `pids`, and verify that they and their memory are gone.
 
         Args:
             pids: of children that run.
             stop: returns when they have ended.
+            is_on_gpu: whether one of them has trained on a GPU; others' memory is none of ours.
         """
         begun_at_s = now_s()
         family = _find_family(pids)
         before: list[GpuMemory] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._note_memory, before)
+            if is_on_gpu:
+                nursery.start_soon(self._note_memory, before)
             with trio.move_on_after(STOP_DEADLINE_S):
                 await stop()
         left = await _end_rest(family)

@@ -19,7 +19,7 @@ from volunteer.agent.aggregator_service import AggregatorService
 from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.driver import RoundDriver
 from volunteer.agent.policy_task import PolicyTask
-from volunteer.agent.trainer_service import TrainerService
+from volunteer.agent.trainer_service import TrainerService, TrainerView
 from volunteer.config import Config
 from volunteer.locations import HOME_VARIABLE, Locations
 from volunteer.policy.report import SourceReport
@@ -74,6 +74,7 @@ class _Machine:
 class _Trainer:
     children: Children
     pid: int | None = None
+    view: TrainerView = field(default_factory=TrainerView)
 
     @property
     def is_stepping(self) -> bool:

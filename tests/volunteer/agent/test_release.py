@@ -51,14 +51,17 @@ def is_alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def release(releaser: Releaser, *parents: subprocess.Popen[bytes]) -> Release:
+def release(
+    releaser: Releaser, *parents: subprocess.Popen[bytes], is_on_gpu: bool = True
+) -> Release:
     async def stop() -> None:
         for parent in parents:
             parent.kill()
             await trio.to_thread.run_sync(parent.wait)
 
     async def main() -> Release:
-        return await releaser.release([parent.pid for parent in parents], stop)
+        pids = [parent.pid for parent in parents]
+        return await releaser.release(pids, stop, is_on_gpu=is_on_gpu)
 
     return trio.run(main)
 
@@ -114,7 +117,7 @@ def test_a_stop_that_hangs_does_not_hang_the_pause(
     monkeypatch.setattr(release_module, "STOP_DEADLINE_S", 0.05)
 
     async def main() -> Release:
-        return await Releaser(None).release([parent.pid], trio.sleep_forever)
+        return await Releaser(None).release([parent.pid], trio.sleep_forever, is_on_gpu=False)
 
     assert trio.run(main).problem == "", "it is killed in the end"
     parent.wait()
@@ -157,3 +160,10 @@ def test_a_driver_that_does_not_answer_leaves_the_amount_unknown(
     answers[when] = SensorError("the NVIDIA driver was updated: reboot")
     done = release(Releaser(Driver(*answers).read), parent)
     assert (done.gpu_freed_bytes, done.problem) == (None, "")
+
+
+def test_where_the_cpu_trains_what_others_free_is_not_counted(
+    parent: subprocess.Popen[bytes],
+) -> None:
+    driver = Driver(gpu(GB, {}), gpu(8 * GB, {}))
+    assert release(Releaser(driver.read), parent, is_on_gpu=False).gpu_freed_bytes is None
