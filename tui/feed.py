@@ -190,7 +190,12 @@ class AgentFeed:
     def _say_silent(self) -> None:
         since = self.snapshot.status_at
         note = f"No status since {since:%H:%M:%S}." if since else "It has not said anything yet."
-        self._change(is_urgent=True, link=Link.SILENT, note=note)
+        self._change(is_urgent=True, link=Link.SILENT, note=self._restart_note() or note)
+
+    def _restart_note(self) -> str:
+        """Return what an agent that begins anew has said last; empty for any other."""
+        status = self.snapshot.status
+        return f"{status.reason} It is on its way." if status and status.is_restarting else ""
 
     def _say_gone(self, error: NoAgentError) -> None:
         # What went wrong at the start stays on the screen until a start succeeds.
@@ -198,13 +203,10 @@ class AgentFeed:
             return
         if self.snapshot.link is Link.GONE and self.snapshot.note:
             return
-        status = self.snapshot.status
-        if status is not None and status.is_restarting and self.snapshot.is_current:
-            self._change(
-                is_urgent=True, link=Link.SILENT, note=f"{status.reason} It is on its way."
-            )
+        if self.snapshot.is_current and (restart_note := self._restart_note()):
+            self._change(is_urgent=True, link=Link.SILENT, note=restart_note)
             return
-        was_known = status is not None
+        was_known = self.snapshot.status is not None
         note = "The agent has gone: this machine does not contribute." if was_known else ""
         if isinstance(error.__cause__, PermissionError):
             note = str(error)

@@ -138,6 +138,20 @@ async def test_when_the_agent_goes_the_last_values_stay_with_their_time(
         assert not app.check_action("pause", ())
 
 
+async def test_an_agent_that_begins_anew_is_not_called_gone_unless_it_stays_away(
+    agent: FakeAgent, locations: Locations
+) -> None:
+    app = make_app(locations)
+    async with app.run_test() as pilot:
+        await wait_text(pilot, app, "#totals", "13:57:10")
+        reason = "The agent begins anew, without loss."
+        await agent.push(state="starting", reason=reason, is_restarting=True)
+        await wait_text(pilot, app, "#headline", reason)
+        await agent.close()
+        await wait_text(pilot, app, "#headline", f"No answer\n{reason} It is on its way.")
+        await wait_text(pilot, app, "#headline", "The agent has gone")
+
+
 async def test_an_agent_that_comes_back_is_followed_again(locations: Locations) -> None:
     app = make_app(locations)
     async with app.run_test() as pilot:
