@@ -222,7 +222,7 @@ class Agent:
             log.info("peer=%s listening on %s", swarm.peer_id, " ".join(swarm.listen_addrs))
             await stopping.wait()
             source.is_stopping = True
-            await policy.shut_down()
+            await policy.shut_down(is_restart=self.handover.is_wanted)
             with trio.move_on_after(FAREWELL_S):
                 await driver.wait_quiet()
             await traffic.flush()

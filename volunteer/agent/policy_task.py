@@ -205,11 +205,18 @@ class PolicyTask:
         await self.word.keep(now_s())
         await self._look()
 
-    async def shut_down(self) -> None:
-        """Stop for good, at the agent's end."""
+    async def shut_down(self, *, is_restart: bool = False) -> None:
+        """Stop for good, at the agent's end.
+
+        Args:
+            is_restart: whether the agent begins anew by itself: what is to be finished still is.
+        """
         async with self._lock:
             self._is_shut = True
             await self._stop("the agent ends")
+            if self.word.ends_agent and not is_restart:
+                self.word.say_resume()  # it has been stopped; the next start is none that rests
+                await self.word.keep(now_s())
 
     def _note_news(self) -> None:
         """Have the task look at once; called by the sensors' threads."""

@@ -547,6 +547,23 @@ def test_stopping_after_the_round_ends_the_agent_and_the_next_one_contributes(
     run(world, tmp_path, after)
 
 
+@pytest.mark.parametrize("is_restart", [False, True])
+def test_who_is_stopped_before_the_round_has_closed_does_not_rest_after_the_next_start(
+    world: World, tmp_path: Path, is_restart: bool
+) -> None:
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        await policy.finish(ends_agent=True)
+        await policy.shut_down(is_restart=is_restart)
+
+    async def after(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        assert policy.word.finishes_round == (7 if is_restart else None)
+
+    run(world, tmp_path, body)
+    run(world, tmp_path, after)
+
+
 def test_resuming_takes_back_that_the_agent_ends(world: World, tmp_path: Path) -> None:
     ended: list[str] = []
 
