@@ -158,7 +158,8 @@ def test_what_starts_it_at_login_goes_with_the_program(machine: Machine) -> None
     machine.install()
     before = set(machine.home.rglob("*"))
     systemctl = FakeSystemctl(units_dir({}, machine.home))
-    for environ in ({}, {"ALLMENDE_HOME": str(machine.home / "second")}):
+    environs: list[dict[str, str]] = [{}, {"ALLMENDE_HOME": str(machine.home / "second")}]
+    for environ in environs:
         command = service_command(machine.home / ".local/bin/allmende", environ)
         SystemdService(
             command=command, units_dir=systemctl.units_dir, user="ada", run=systemctl
