@@ -118,6 +118,7 @@ class World:
     on_battery: bool | None = False
     is_metered: bool = False
     free_bytes: int | None = 10**12
+    own_disk_bytes: int | None = None
     idle_s: float = 10**6
     settings: Config = field(default_factory=Config)
     notify: Callable[[], None] = lambda: None
@@ -138,6 +139,7 @@ class World:
     def read(self, now_s: float) -> Signals:
         return Signals(
             disk_free_bytes=self.free_bytes,
+            own_disk_bytes=self.own_disk_bytes,
             on_battery=self.on_battery,
             is_metered=self.is_metered,
             input=InputReading(has_desktop=True, idle_s=self.idle_s, terminal_idle_s=10**6),
@@ -599,6 +601,34 @@ def test_the_networks_hours_hold_its_bulk_while_the_owner_pauses_too(
         assert policy.gate.reason == ""
 
     run(world, tmp_path, body)
+
+
+def test_near_the_owners_limit_old_states_go_and_above_it_nothing_is_fetched(
+    world: World, tmp_path: Path
+) -> None:
+    told: list[bool] = []
+
+    async def body(policy: PolicyTask, children: Children, world: World) -> None:
+        policy.spare_disk = told.append
+        await wait(1)
+        assert not any(told)
+        world.own_disk_bytes = 800_000_000
+        await wait(1)
+        assert told[-1]
+        assert children.is_trainer_wanted
+        assert not policy.gate.reason
+        world.own_disk_bytes = 1_000_000_001
+        await wait(14)
+        assert not children.is_trainer_wanted
+        assert policy.gate.reason == policy.decision.reason
+        assert policy.gate.may_serve, "others may have what is here"
+        world.own_disk_bytes = 500_000_000
+        await wait(61)
+        assert children.is_trainer_wanted
+        assert not told[-1]
+        assert not policy.gate.reason
+
+    run(world, tmp_path, body, config=Config(disk_max_bytes=1_000_000_000))
 
 
 def test_the_machine_may_sleep_once_nothing_runs(world: World, tmp_path: Path) -> None:
