@@ -2,7 +2,7 @@
 
 Runs in: the command line. The unit is wanted by `default.target`, not by the graphical session, so
 that it also runs on a machine without one; the agent's sensors find a session when it appears. Why
-each line: systemd.service(5), systemd.exec(5), systemd.kill(5) and docs/design/UX.md section 5.
+each line: systemd.service(5), systemd.exec(5) and systemd.kill(5).
 """
 
 from __future__ import annotations
