@@ -11,8 +11,10 @@ import trio
 from tests.fakes.members import PEOPLE, Member
 from tests.fakes.neighbours import Neighbour
 from tests.fakes.network import FakeNetwork
+from tests.fakes.policy_world import World
 from tests.fakes.virtual_time import run_threads_inline
 from volunteer.agent import driver as driver_module
+from volunteer.agent import policy_task as policy_module
 from volunteer.agent.peer_memory import PeerMemory
 
 
@@ -39,3 +41,10 @@ def neighbours(tmp_path: Path, network: FakeNetwork) -> Iterator[list[Neighbour]
     yield made
     for neighbour in made:
         neighbour.member.log.close()
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(policy_module, "now_s", trio.current_time)
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_threads_inline)
+    return World()
