@@ -214,6 +214,8 @@ class GuardedSwarm(swarm_module.Swarm):  # type: ignore[misc] # libp2p is untype
         finally:
             stream.abort()
             self.admission.leave(ticket)
+            if self.flow is not None:
+                stream.count_refused_in(self.flow)
 
     async def _shake_hands(self, stream: GuardedTcpStream, maddr: Multiaddr) -> IMuxedConn | None:
         """Give the multiplexed connection, or None where the other end is too slow or no peer."""

@@ -158,6 +158,12 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
         if self._flow is not None:
             self._flow.note_written(len(data))
 
+    def count_refused_in(self, flow: Flow) -> None:
+        """Have `flow` count what came to nothing: the other end has not proven who it is."""
+        if self._flow is None:
+            flow.note_written(self.num_bytes_sent)
+            flow.note_read(self.num_bytes_received)
+
     def get_remote_address(self) -> tuple[str, int] | None:
         """Give host and port; stock code gives None for IPv6, whose name has four parts."""
         if self._cached_remote_address is None:

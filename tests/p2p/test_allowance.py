@@ -80,6 +80,20 @@ async def test_who_may_send_nothing_opens_offline_and_is_there_once_it_may() -> 
             raise AssertionError("it came back by itself")
 
 
+@trio_test
+async def test_what_strangers_send_who_prove_nothing_is_counted_as_well() -> None:
+    garbage = b"no handshake " * 100
+    async with swarm() as one:
+        stream = await trio.open_tcp_stream("127.0.0.1", port_of(one))
+        async with stream:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await stream.send_all(garbage)
+                await stream.send_eof()
+        await until(lambda: one.statistics().wire_received_bytes > 0)
+        assert wire_bytes(one) <= 2 * len(garbage)
+        assert not one.peers()
+
+
 def test_it_is_open_while_any_byte_is_left() -> None:
     allowance = Allowance(10)
     allowance.take(9)
