@@ -99,10 +99,14 @@ def test_limits_hold_over_a_minute_while_the_swarm_goes_on(
         wait_contributing([sender, free], 120.0)
         puller.append(start_puller(swarm, sender))
         asked: set[str] = set()
+        asked_at_s = [0.0]
         addr = next(a for a in sender.status().listen_addrs if "/127.0.0.1/" not in a)
 
         def keep_busy() -> None:
             """Ask the limited sender for the newest state as well: 7.5 MB in each round."""
+            if time.monotonic() < asked_at_s[0] + 1.0:
+                return
+            asked_at_s[0] = time.monotonic()
             state = sender.status().state_hash
             if state and state not in asked:
                 asked.add(state)
@@ -111,8 +115,11 @@ def test_limits_hold_over_a_minute_while_the_swarm_goes_on(
                 stdin.write(f"{addr} {state} {8 * MB}\n")
                 stdin.flush()
 
-        keep_busy()
-        wait_until("both lines are full", lambda: is_full(swarm.network, sender, taker), 120.0)
+        def are_full() -> bool:
+            keep_busy()
+            return min(counters(swarm.network, sender, taker)) > 8 * MB
+
+        wait_until("both lines are full", are_full, 120.0)
         first, begun_s = counters(swarm.network, sender, taker), time.monotonic()
         rounds = free.status().round_index
 
@@ -137,10 +144,6 @@ def test_limits_hold_over_a_minute_while_the_swarm_goes_on(
 def counters(network: Network, sender: NodeAgent, taker: NodeAgent) -> tuple[int, int]:
     """Return what the interface of one has sent, and of the other received."""
     return network.interface_bytes(sender.node)[0], network.interface_bytes(taker.node)[1]
-
-
-def is_full(network: Network, sender: NodeAgent, taker: NodeAgent) -> bool:
-    return min(counters(network, sender, taker)) > 8 * MB
 
 
 @pytest.mark.timeout(400)
