@@ -34,6 +34,8 @@ START = """
 mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system || exit 9
 exec setpriv --pdeathsig KILL "$0" --user --log-target=console
 """
+SETTINGS = 'listen = ["/ip4/127.0.0.1/tcp/0"]\nmdns = false\ndht = false\n'
+"""Nobody outside this machine hears of it."""
 UP_S = 30.0
 
 
@@ -97,6 +99,9 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
         "XDG_RUNTIME_DIR": str(runtime),
         HOME_VARIABLE: str(home / "volunteer 1"),
     }
+    volunteer = Path(environ[HOME_VARIABLE])
+    volunteer.mkdir()
+    (volunteer / "config.toml").write_text(SETTINGS, "utf-8")
     log_file = tmp_path / "manager.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
