@@ -77,7 +77,7 @@ class RecordBook:
             identity: signs own records.
             known: says what there is room for. It draws the seats of newcomers with a salt that is
                 made here and never leaves this process.
-            mark: told of what is signed before it is kept.
+            mark: told of what is signed before it may be sent.
         """
         self._log = log
         self._identity = identity
@@ -176,14 +176,15 @@ class RecordBook:
         deleted = tuple(self._to_delete)
         self._log.forget(deleted)
         del self._to_delete[: len(deleted)]
-        if is_own:
-            self._mark.note(signed.record.round_index)
         self._log.append(
             signed.record_id,
             signed.envelope,
             round_index=signed.record.round_index,
             is_own=is_own,
         )
+        # Last: a kill before it leaves a record that nobody was sent, and so cannot be missed.
+        if is_own:
+            self._mark.note(signed.record.round_index)
 
     def __len__(self) -> int:
         """Count the records that are kept."""

@@ -185,5 +185,5 @@ class RecordLog:
         return CheckpointCorruptError(
             message,
             hint=f"restore it from a copy; without one, move it and its -wal to {quarantine_dir}"
-            " and start with a new identity: what this one signed is forgotten",
+            " and start again: nothing is signed before the others have said what was",
         )

@@ -3,7 +3,7 @@
 Runs in: agent. What a member signs twice differently is proof of lying (ROUNDS.md rules 24 and 26).
 The records say what was signed, but they lie in the run's folder, which an owner may delete, or put
 back from an old copy, while the key stays. So the height up to which something was signed in a
-run's module is a small file in the key's folder, on the disk before the record that it is about.
+run's module is a small file in the key's folder, on the disk before what is signed may be sent.
 Who has a mark and no such record has lost it, and listens before it signs (rounds/silence.py).
 
 The key's name is in the file's: with another key nothing was signed.
@@ -57,11 +57,11 @@ class SignedMark:
         return self._height is not None and (highest_own is None or highest_own < self._height)
 
     def note(self, height: int) -> None:
-        """Have on the disk that something is signed at `height`. Call before it is kept, or sent.
+        """Have it on the disk that `height` is signed for: once that is kept, before it is sent.
 
         Raises:
-            StorageFullError: the disk is full, and nothing may be signed.
-            OSError: the file cannot be written, and nothing may be signed.
+            StorageFullError: the disk is full, and nothing may be sent.
+            OSError: the file cannot be written, and nothing may be sent.
         """
         if self._height is not None and self._height >= height:
             return

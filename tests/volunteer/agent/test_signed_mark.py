@@ -1,4 +1,4 @@
-"""What was signed is remembered beside the key, before it is kept, and missed when it is lost."""
+"""What was signed is remembered beside the key, before it is sent, and missed when it is lost."""
 
 from __future__ import annotations
 
@@ -76,7 +76,35 @@ def test_the_book_marks_what_it_signs_and_only_that(tmp_path: Path) -> None:
     member.log.close()
 
 
-def test_without_room_for_the_mark_nothing_is_signed(
+def test_a_kill_before_the_mark_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record was not sent yet: an agent that were silent for it would be so without need."""
+
+    class KilledError(BaseException):
+        pass
+
+    def kill(file: Path, data: bytes) -> None:
+        raise KilledError
+
+    member = Member(tmp_path, ME)
+    (record,) = own_records(1)
+
+    async def body() -> None:
+        await member.book.keep(record, is_own=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(signed_mark, "replace_file", kill)
+        with pytest.raises(KilledError):
+            trio.run(body)
+    member.log.close()
+    again = Member(tmp_path, ME)
+    assert again.log.highest_own() == 0
+    assert not again.book._mark.has_lost(again.log.highest_own())
+    again.log.close()
+
+
+def test_without_room_for_the_mark_nothing_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = Member(tmp_path, ME)
@@ -90,8 +118,9 @@ def test_without_room_for_the_mark_nothing_is_signed(
             patch.setattr(signed_mark, "replace_file", disk_is_full)
             with pytest.raises(StorageFullError):
                 await member.book.keep(record, is_own=True)
-        assert list(member.log.all()) == [], "the mark comes first"
+        assert not member.book.has(record.record_id), "it is tried again"
         assert await member.book.keep(record, is_own=True)
+        assert member.book._mark.has_lost(None)
 
     trio.run(body)
     assert member.log.highest_own() == 0
