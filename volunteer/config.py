@@ -38,7 +38,7 @@ class Config:
     """CPU threads of the trainer, 0 to 1024; 0 means all cores but one. Default 0, so that the
     desktop keeps a core."""
     duty_fraction: float = 1.0
-    """Part of the time in which the device works, 0.05 to 1; it rests between inner steps. Default
+    """Part of the time in which the device works, 0.1 to 1; it rests between inner steps. Default
     1: idle time is idle; less makes it quieter and cooler."""
     checkpoint_every_s: float = 60.0
     """Seconds of training between two checkpoints, 1 to 3600: the most that a crash can lose.

@@ -128,7 +128,7 @@ def _gpu_check(text: str) -> str:
 RULES: dict[str, Callable[[object], str]] = {
     "device": _device_problem,
     "threads": _number_rule(0, 1024, is_whole=True),
-    "duty_fraction": _number_rule(0.05, 1, is_whole=False),
+    "duty_fraction": _number_rule(0.1, 1, is_whole=False),
     "checkpoint_every_s": _number_rule(1, 3600, is_whole=False),
     "listen": _addresses_rule(parse_address, "/ip4/0.0.0.0/tcp/4001"),
     "bootstrap": _addresses_rule(parse_peer_address, "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW..."),
