@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.fakes.bus_services import Service, private_bus, serving
+from tests.fakes.freezer import freezing
 from tests.system.agents import wait_until
 from tests.system.faults import (
     SETTINGS,
@@ -193,6 +194,33 @@ def test_a_trainer_that_the_system_kills_for_memory_is_told_so(tmp_path: Path) -
         assert agent.allmende("resume").returncode == 0, "the owner need not wait"
         agent.wait_contributing(0)
         agent.wait_rounds(1)
+        agent.verify_sound()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_trainer_that_hangs_in_its_driver_is_given_up_and_begun_anew(tmp_path: Path) -> None:
+    """The watch waits for 300 s; a frozen process ignores SIGKILL, as one in a driver does."""
+    with freezing() as freezer, faulty_agent(tmp_path) as agent:
+        agent.spawn()
+        before = agent.wait_contributing()
+        agent.wait_rounds(2)
+        held = agent.status()
+        assert held.trainer_pid is not None
+        freezer.freeze(held.trainer_pid)
+        begun_s = time.monotonic()
+        told = agent.wait_state("waiting", "The trainer was killed and does not end", 360)
+        report(f"hung trainer: given up after {time.monotonic() - begun_s:.0f} s ({told.reason})")
+        assert agent.allmende("pause").returncode == 0, "the owner need not wait for it"
+        assert agent.allmende("resume").returncode == 0
+        assert agent.status().trainer_pid == held.trainer_pid, "no second one beside it"
+        freezer.thaw()
+        agent.wait_for("another one", lambda s: s.trainer_pid not in (None, held.trainer_pid), 60)
+        after = agent.wait_contributing(before.inner_step)
+        agent.wait_rounds(2)
+        lost_s = (held.tokens_done - after.tokens_done) / held.tokens_per_s
+        assert lost_s <= 10.0, "twice `checkpoint_every_s` of training, on a busy machine"
+        agent.wait_logged("it has taken no step for 300 s")
         agent.verify_sound()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.fakes import child_programs as programs
+from tests.fakes.freezer import Freezer, freezing
 from tests.fakes.virtual_time import (
     in_nursery,
     let_processes_run,
@@ -24,7 +23,7 @@ from tests.fakes.virtual_time import (
 )
 from volunteer.agent import trainer_service
 from volunteer.agent.backoff import MAX_CRASHES, QUARANTINE_S
-from volunteer.agent.child import END_DEADLINE_S, LOOK_EVERY_S, LOOKS_UNTIL_WOKEN
+from volunteer.agent.child import END_DEADLINE_S, LOOK_EVERY_S, LOOKS_UNTIL_WOKEN, Child
 from volunteer.agent.step_watch import SILENCE_DEADLINE_S, WATCH_EVERY_S
 from volunteer.agent.trainer_service import (
     DISK_WAIT_S,
@@ -431,25 +430,14 @@ def test_one_that_a_signal_has_stopped_is_told_of_and_woken(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def freezer() -> Iterator[Path]:
-    """A group whose members stand still and cannot be killed, as in a driver that hangs."""
-    group = Path(f"/sys/fs/cgroup/freezer/almd-{os.getpid()}")
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"may not freeze a process: {error}")
-    try:
-        yield group
-    finally:
-        (group / "freezer.state").write_text("THAWED")
-        while group.exists():
-            with contextlib.suppress(OSError):  # until its member has ended
-                group.rmdir()
+def freezer() -> Iterator[Freezer]:
+    with freezing() as made:
+        yield made
 
 
 @pytest.mark.slow
 def test_one_that_cannot_be_killed_is_told_of_and_keeps_nobody_waiting(
-    tmp_path: Path, freezer: Path
+    tmp_path: Path, freezer: Freezer
 ) -> None:
     trainer = Fixture(tmp_path, programs.TRAINER)
 
@@ -459,19 +447,17 @@ def test_one_that_cannot_be_killed_is_told_of_and_keeps_nobody_waiting(
         await until(lambda: trainer.heard(TrainerStarted))
         service.send(REBASE)
         await until(lambda: trainer.heard(Stepped))
-        (freezer / "cgroup.procs").write_text(str(service.pid))
-        (freezer / "freezer.state").write_text("FROZEN")
-        await until(lambda: (freezer / "freezer.state").read_text() == "FROZEN\n")
+        assert service.pid is not None
+        freezer.freeze(service.pid)
         nursery.start_soon(service.stop)
         await settle()
         clock.jump(STOP_DEADLINE_S)
         await until(lambda: service.is_stuck)
         assert not service.is_stepping
-        assert service.pid is not None
         service.want()
         await settle()
         assert trainer.num_ends == 0, "no second one beside it"
-        (freezer / "freezer.state").write_text("THAWED")
+        freezer.thaw()
         await until(lambda: trainer.num_ends == 1)
         assert not service.is_stuck
 
@@ -480,11 +466,11 @@ def test_one_that_cannot_be_killed_is_told_of_and_keeps_nobody_waiting(
 
 @pytest.mark.slow
 def test_an_agent_that_ends_does_not_wait_for_one_that_cannot_be_killed(
-    tmp_path: Path, freezer: Path
+    tmp_path: Path, freezer: Freezer
 ) -> None:
     service = TrainerService([], tmp_path / "trainer.log", _hear_nothing, lambda: None)
     service._argv = programs.python(programs.TRAINER)
-    pids: list[int] = []
+    held: list[Child[TrainerEvent]] = []
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -492,18 +478,17 @@ def test_an_agent_that_ends_does_not_wait_for_one_that_cannot_be_killed(
             service.want()
             await until(lambda: service.view.device)
             assert service.pid is not None
-            pids.append(service.pid)
-            (freezer / "cgroup.procs").write_text(str(service.pid))
-            (freezer / "freezer.state").write_text("FROZEN")
-            await until(lambda: (freezer / "freezer.state").read_text() == "FROZEN\n")
+            assert service._child is not None
+            held.append(service._child)
+            freezer.freeze(service.pid)
             nursery.cancel_scope.cancel()
 
     begun_at_s = time.monotonic()
     trio.run(main)
-    assert (freezer / "cgroup.procs").read_text(), "it is still there"
+    assert psutil.pid_exists(held[0].pid), "it is still there"
     assert time.monotonic() - begun_at_s < END_DEADLINE_S + 5.0
-    (freezer / "freezer.state").write_text("THAWED")
-    os.waitpid(pids[0], 0)
+    freezer.thaw()
+    trio.run(held[0]._process.wait)
 
 
 async def _hear_nothing(event: TrainerEvent) -> None:
