@@ -7,7 +7,8 @@ there. `C`: runs with conflicting finals and no reset between (I2, or the alarm 
 `split`: not on one chain at the end; `dbl`: runs with work twice or lost (I3, I4); progress against
 T / (round_s + 4 delays + fetch); heights from the tip to the last final commit at the end (the most
 of any run), and the most at any time; fork points at which anyone switched, for 100 heights; the
-longest time in which tips were not on one chain, in rounds. A run that breaks a rule ends there.
+longest time in which tips were not on one chain, in rounds, and the part of it after which nobody
+was out of reach of the others any more. A run that breaks a rule ends there.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Run:
     most_final_lag: int = 0
     forks_per_100: float = 0.0
     disagreed_rounds: float = 0.0
+    disagreed_whole_rounds: float = 0.0
+    """While the net was whole."""
     num_reset_conflicts: int = 0
 
 
@@ -170,6 +173,7 @@ def _run(name: str, row: Row, seed: int) -> Run:
         most_final_lag=report.most_final_lag,
         forks_per_100=100 * len(forks.points) / max(1, report.height),
         disagreed_rounds=report.disagreed_s / ROUND_S,
+        disagreed_whole_rounds=report.disagreed_whole_s / ROUND_S,
         num_reset_conflicts=report.num_reset_conflicts,
     )
 
@@ -187,6 +191,7 @@ def line_of(name: str, runs: list[Run]) -> str:
     others = len(runs) - len(whole) - len(conflicts) - len(double)
     by_reset = sum(run.num_reset_conflicts > 0 for run in whole)
     longest = [run.disagreed_rounds for run in whole]
+    most_whole = max((run.disagreed_whole_rounds for run in whole), default=0.0)
     mean, most = partial(_mean, whole), partial(_most, whole)
     cells = (
         name,
@@ -197,7 +202,8 @@ def line_of(name: str, runs: list[Run]) -> str:
         f"{mean('progress'):.2f}",
         f"{mean('end_lag'):.1f} ({most('end_lag')}), in the run {most('most_final_lag')}",
         f"{mean('forks_per_100'):.0f}",
-        f"{max(longest, default=0):.1f}, median {statistics.median(longest or [0]):.1f}",
+        f"{max(longest, default=0):.1f}, median {statistics.median(longest or [0]):.1f};"
+        f" {most_whole:.1f} with the net whole",
     )
     return "|".join(cells)
 

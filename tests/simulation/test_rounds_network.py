@@ -27,7 +27,11 @@ class Battery:
     num_seeds: int
     least_progress: float
     most_disagreed_rounds: float = 12.0
-    """ROUNDS.md saw at most 8.2 without double signing, and 11.8 with it."""
+    """ROUNDS.md saw at most 8.2 without double signing, and 11.8 with it. Nearly all of that is
+    time in which some cannot hear the others (LOGBOOK.md), for which no rule can be blamed."""
+    most_whole_rounds: float = 8.0
+    """The same while all that are up could hear each other all the time (I6); 3.8 at most in 876
+    runs, but for the one that `outsiders.py` tells of."""
 
     @property
     def least_listed(self) -> float:
@@ -70,7 +74,7 @@ BATTERIES = {
         8,
         0.55,
         # Links are cut at random all the time, and the net parts, half of 24 rounds long.
-        most_disagreed_rounds=14.0,
+        most_disagreed_rounds=12.5,
     ),
     "liar-of-4": Battery(Scenario(num_members=4, num_liars=1, quorum=(2, 3), net=HOSTILE), 12, 0.7),
     "liar-of-3": Battery(Scenario(num_members=3, num_liars=1), 6, 0.8),
@@ -105,6 +109,7 @@ def check_report(report: Report, battery: Battery, *, is_open: bool) -> None:
     assert report.progress >= battery.least_progress
     assert report.listed_fraction >= battery.least_listed
     assert report.disagreed_s <= battery.most_disagreed_rounds * ROUND_S
+    assert report.disagreed_whole_s <= battery.most_whole_rounds * ROUND_S
     if not is_open:
         # An open run may be founded twice by members that do not hear each other.
         assert report.num_reset_conflicts == 0

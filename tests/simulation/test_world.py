@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from volunteer.lab.simulation.byzantine import LIES
+from volunteer.lab.simulation.disagreement import Disagreement
 from volunteer.lab.simulation.disk import Disk
 from volunteer.lab.simulation.errors import BrokenRule
 from volunteer.lab.simulation.faults import (
@@ -127,6 +128,49 @@ def test_a_referee_that_sees_a_second_signature_stops_the_run() -> None:
     simulation.world.after(2.5 * ROUND_S, forget)
     with pytest.raises(BrokenRule, match="I1: signed twice"):
         simulation.run()
+
+
+def test_what_is_delivered_to_many_arrives_as_if_each_had_been_sent_alone() -> None:
+    arrived: list[tuple[float, str]] = []
+    world = World(random.Random(1), CLEAN)
+
+    def arrive(what: str) -> None:
+        arrived.append((world.now_s, what))
+
+    world.after(2.0, partial(arrive, "before"))
+    world.after_each([3.0, 1.0, 2.0], lambda i: arrive(f"to {i}"))
+    world.after(2.0, partial(arrive, "after"))
+    world.after_each([], lambda i: arrive("nothing"))
+    world.run_until(10.0)
+    assert arrived == [(1.0, "to 1"), (2.0, "before"), (2.0, "to 2"), (2.0, "after"), (3.0, "to 0")]
+
+
+def test_a_net_is_whole_while_everyone_can_hear_everyone_through_others() -> None:
+    world = World(random.Random(1), CLEAN)
+    peers = ["a", "b", "c"]
+    assert world.is_whole(peers)
+    world.blocked = {frozenset(("a", "b"))}
+    assert world.is_whole(peers), "c passes it on"
+    assert not world.is_whole(["a", "b"]), "c is not up"
+    world.blocked.add(frozenset(("a", "c")))
+    assert not world.is_whole(peers)
+    world.blocked.clear()
+    world.partition = {"c": 1}
+    assert not world.is_whole(peers)
+
+
+def test_a_disagreement_is_told_from_one_in_a_net_in_parts() -> None:
+    seen = Disagreement()
+    for now_s, is_one, is_whole in (
+        (0.0, False, True),
+        (5.0, False, False),
+        (10.0, False, True),
+        (15.0, False, True),
+        (20.0, True, True),
+        (25.0, False, True),
+    ):
+        seen.look(now_s, is_one, partial(bool, is_whole))
+    assert (seen.longest_s, seen.longest_whole_s) == (15.0, 10.0)
 
 
 @pytest.mark.parametrize(("sigma", "is_ordered"), [(0.001, True), (1.0, False)])

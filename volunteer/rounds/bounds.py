@@ -165,6 +165,8 @@ class Bounds:
 
     def take_forgotten(self) -> list[str]:
         """Return what has been forgotten since the last call: the disk may forget it as well."""
+        if not self._forgotten:
+            return []
         known = self.known
         forgotten = [i for i in self._forgotten if i in known.invalid or not known.has_record(i)]
         self._forgotten.clear()

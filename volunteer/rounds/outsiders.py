@@ -8,11 +8,16 @@ would be certified any more, and after `expiry_rounds` a reset would make a rost
 stranger lists. So for a member of a commit's rosters, a child by somebody who is in neither counts
 from the proposer's turn on by the member's own clock, or from when a member has contributed on it.
 It is neither refused nor forgotten meanwhile. Who is no member follows whom the members follow.
+
+On a branch where we do not stand no clock of ours runs: there its turn has come once we have known
+it for as long as a round and its turn take. Without that, two who founded an open run alone, and
+went over to each other's branch, would each be its only member, and neither would ever see the
+other's branch go on.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from volunteer.rounds.fork_choice import is_ancestor, subtree
 from volunteer.rounds.knowledge import Knowledge
@@ -26,6 +31,8 @@ class Outsiders:
 
     known: Knowledge
     timing: Timing
+    _known_since_s: dict[str, float] = field(default_factory=dict)
+    """Commit that is held back -> since when, on our own clock."""
 
     def holds_back(self, commit: Commit) -> bool:
         """Tell whether a commit that has just become valid is to wait for its turn."""
@@ -41,11 +48,15 @@ class Outsiders:
             closed_at_s: when the round there closed, or closes at the latest, on its own clock.
             now_s: that clock.
         """
+        known_since_s = self._known_since_s
+        self._known_since_s = {i: known_since_s.get(i, now_s) for i in self.known.early}
         for commit_id in sorted(self.known.early):
             commit = self.known.commits[commit_id]
+            delay_s = self._delay_s(commit)
             if (
-                self._is_supported(commit_id)
-                or (commit.parent == tip and now_s >= closed_at_s + self._delay_s(commit))
+                now_s >= self._known_since_s[commit_id] + self.timing.round_s + delay_s
+                or self._is_supported(commit_id)
+                or (commit.parent == tip and now_s >= closed_at_s + delay_s)
                 or (commit.parent != tip and self._is_passed(commit, tip))
             ):
                 self.known.let_in(commit_id)

@@ -20,6 +20,9 @@ WITHHELD_FAILURES = 3
 """After so many failures in a row another branch is looked at meanwhile."""
 
 
+_NOTHING: frozenset[str] = frozenset()
+
+
 class Kind(Enum):
     """Of requests of which one is under way at a time."""
 
@@ -114,6 +117,8 @@ class Requests:
 
     def all_withheld(self, now_s: float) -> frozenset[str]:
         """Return everything of which `seems_withheld` is true."""
+        if not self._often_failed:
+            return _NOTHING
         rest_until_s = self._rest_until_s
         return frozenset(i for i in self._often_failed if now_s < rest_until_s[i])
 

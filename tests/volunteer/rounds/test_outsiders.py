@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.volunteer.rounds.chain_builder import ChainBuilder
+from tests.volunteer.rounds.chain_builder import ChainBuilder, make_rules
 from tests.volunteer.rounds.desk import FAILOVER_S, GRACE_S, ROUND_S, Desk, desk_at, only
 from volunteer.rounds import events as ev
 from volunteer.rounds.chain import rank_of, rank_order
@@ -84,3 +84,29 @@ def test_what_was_stood_on_is_stood_on_after_a_restart() -> None:
     desk.restart((tip, early))
     desk.feed(ev.ContributingChanged(True))
     assert desk.machine.tip == early
+
+
+def test_where_a_sole_member_stands_elsewhere_a_branch_goes_on_without_it() -> None:
+    """Who founds a run alone is the only member there, also once it has gone over to others.
+
+    Two that change places would else each hold back the other's branch for ever (seed 1018 of
+    `hostile-4`: four members on two chains for 31 rounds, 8 of them with nothing wrong any more).
+    """
+    chain = ChainBuilder(make_rules(publisher="", max_contributions=8))
+    genesis = chain.genesis
+    alone = chain.commit(genesis, [chain.contribution("me", genesis)], proposer="me")
+    theirs = chain.commit(
+        genesis, [chain.contribution(name, genesis) for name in ("x", "y")], proposer="x"
+    )
+    desk = Desk(chain, "me")
+    desk.stand_on(theirs)
+    on_mine = [chain.contribution(name, alone) for name in ("v", "w")]
+    above = chain.commit(alone, on_mine, proposer="v")
+    hear(desk, *on_mine, above)
+    known = desk.machine.known
+    assert above in known.early, "the member of that branch is here, and its turn has not come"
+    rank = rank_of(chain.rules, chain.facts(alone), "v")
+    desk.wait(ROUND_S + GRACE_S + rank * FAILOVER_S - 1.0)
+    assert above in known.early
+    desk.wait(1.0)
+    assert above not in known.early

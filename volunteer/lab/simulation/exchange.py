@@ -6,7 +6,7 @@ below the last final commit, further down while something waits for what lies de
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -59,11 +59,14 @@ class Exchange:
         if not world.net.has_gossip:
             return
         if audience is None and member.mesh is not None:
-            for name, delay_s in member.mesh.spread(member.me).items():
-                self._deliver(member.peers[name], record_id, record, delay_s)
+            reached = member.mesh.spread(member.me)
+            self._deliver(
+                [(member.peers[name], s) for name, s in reached.items()], record_id, record
+            )
             member.traffic.note_record(record_id, record, member.mesh.num_copies)
             return
         peers = member.peers.values() if audience is None else audience
+        deliveries: list[tuple[Member, float]] = []
         copies = 0
         for peer in peers:
             if peer is member or are_cut_off(member, peer):
@@ -71,17 +74,29 @@ class Exchange:
             if not world.are_linked(member.me, peer.me):
                 continue
             copies += 1
-            for _ in range(2 if world.rng.random() < world.net.duplicates else 1):
-                if world.rng.random() >= world.net.loss:
-                    self._deliver(peer, record_id, record, world.delay_s())
+            deliveries.extend(
+                (peer, world.delay_s())
+                for _ in range(2 if world.rng.random() < world.net.duplicates else 1)
+                if world.rng.random() >= world.net.loss
+            )
+        self._deliver(deliveries, record_id, record)
         member.traffic.note_record(record_id, record, copies)
 
-    def _deliver(self, peer: Member, record_id: str, record: Record, delay_s: float) -> None:
-        is_needless = isinstance(record, Close) and (
-            not peer.is_up or record.base in peer.machine.known.closed
-        )
-        if not is_needless:
-            self._member.world.after(delay_s, partial(peer.receive, record_id, record))
+    def _deliver(
+        self, deliveries: Sequence[tuple[Member, float]], record_id: str, record: Record
+    ) -> None:
+        """Deliver after so many seconds each; not what the receiver would not look at."""
+        if isinstance(record, Close):
+            deliveries = [
+                (peer, delay_s)
+                for peer, delay_s in deliveries
+                if peer.is_up and record.base not in peer.machine.known.closed
+            ]
+
+        def receive(i: int) -> None:
+            deliveries[i][0].receive(record_id, record)
+
+        self._member.world.after_each([delay_s for _, delay_s in deliveries], receive)
 
     def receive_bytes(self, data: bytes) -> None:
         """Bytes have come that only say they are a record."""

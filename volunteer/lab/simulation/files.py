@@ -82,13 +82,11 @@ class Files:
             return True
         if blob_id in member.contents.withheld:
             return False
-        peers = member.peers
-        first = [peers[author]] if author in peers else []
-        return any(
-            blob_id in peer.disk.blobs and member.exchange.can_reach(peer)
-            for peers_in_turn in (first, peers.values())
-            for peer in peers_in_turn
-        )
+        peers, can_reach = member.peers, member.exchange.can_reach
+        first = peers.get(author)
+        if first is not None and blob_id in first.disk.blobs and can_reach(first):
+            return True
+        return any(blob_id in peer.disk.blobs and can_reach(peer) for peer in peers.values())
 
     def _fetch_state(self, commit_id: str) -> None:
         """Fetch a state from whoever has it first; it is one only if its hash is the commit's."""

@@ -6,6 +6,7 @@ units of work each chain lists. The books of one member (I4, credit) are in `boo
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -148,9 +149,13 @@ class Referee:
         begin = self._num_facts.get(key, 0)
         if len(facts) == begin:
             return
-        for commit_id in list(facts)[begin:]:
-            if self.facts.setdefault(commit_id, facts[commit_id]) != facts[commit_id]:
-                raise BrokenRule(f"I7: two members differ in the facts at {commit_id[:8]}")
+        for commit_id in itertools.islice(facts, begin, None):
+            shared = self.facts.setdefault(commit_id, facts[commit_id])
+            if shared is not facts[commit_id]:
+                if shared != facts[commit_id]:
+                    raise BrokenRule(f"I7: two members differ in the facts at {commit_id[:8]}")
+                # Found by each for itself, kept once: they name every peer, at every commit.
+                facts[commit_id] = shared
             if commit_id not in self._units_on_chain:
                 self._note_commit(member, facts[commit_id])
         self._num_facts[key] = len(facts)

@@ -34,6 +34,8 @@ class Report:
     """Tokens listed on the final chain, of all that were kept."""
     disagreed_s: float
     """The longest time for which tips of members that were up were not on one chain."""
+    disagreed_whole_s: float
+    """The longest time of that in which the net was whole all the time (I6)."""
     healed_after_s: float
     """From the end of all trouble until everyone had the same head."""
     num_bans: int

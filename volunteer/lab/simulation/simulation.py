@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from volunteer.lab.simulation.byzantine import Liar
+from volunteer.lab.simulation.disagreement import Disagreement
 from volunteer.lab.simulation.exchange import are_cut_off
 from volunteer.lab.simulation.gossip import Mesh, draw_mesh
 from volunteer.lab.simulation.member import Member
@@ -57,9 +58,8 @@ class Simulation:
     members: dict[str, Member] = field(default_factory=dict)
     num_switches: int = 0
     _moved: dict[str, str] = field(default_factory=dict)
-    _differ_since_s: float | None = None
     _healed_at_s: float | None = None
-    _disagreed_s: float = 0.0
+    _disagreement: Disagreement = field(default_factory=Disagreement)
 
     def __post_init__(self) -> None:
         """Draw who takes part."""
@@ -170,16 +170,11 @@ class Simulation:
                 self._moved[member.me] = tip
         honest = [m for m in up if m.is_contributing and not m.is_liar]
         now_s = self.world.now_s
-        if not honest:
-            self._differ_since_s = None
-        elif not self._are_on_one_chain(honest):
-            if self._differ_since_s is None:
-                self._differ_since_s = now_s
-            self._disagreed_s = max(self._disagreed_s, now_s - self._differ_since_s)
-        else:
-            self._differ_since_s = None
-            if self.trouble.is_quiet and len(heads_of(honest, tallest_of(honest))) == 1:
-                self._note_one_head(now_s)
+        is_one = not honest or self._are_on_one_chain(honest)
+        self._disagreement.look(now_s, is_one, lambda: self.world.is_whole([m.me for m in up]))
+        is_quiet = self.trouble.is_quiet and bool(honest) and is_one
+        if is_quiet and len(heads_of(honest, tallest_of(honest))) == 1:
+            self._note_one_head(now_s)
         self.world.after(LOOK_EVERY_S, self._look)
 
     def _note_one_head(self, now_s: float) -> None:
@@ -214,7 +209,8 @@ class Simulation:
             num_dropped=sum(len(member.disk.dropped) for member in members),
             num_reset_conflicts=self.referee.num_resets_conflicts,
             listed_fraction=listed / max(1, sum(unit.tokens for unit in kept)),
-            disagreed_s=self._disagreed_s,
+            disagreed_s=self._disagreement.longest_s,
+            disagreed_whole_s=self._disagreement.longest_whole_s,
             healed_after_s=healed_at_s - self.scenario.num_rounds * ROUND_S,
             num_bans=self.referee.num_bans,
             num_refused=sum(member.exchange.num_refused for member in members),

@@ -9,7 +9,7 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 POOL_DRAWS = 8192
@@ -63,10 +63,31 @@ class World:
         """Do `act` after `delay_s`."""
         heapq.heappush(self._heap, (self.now_s + delay_s, next(self._order), act))
 
+    def after_each(self, delays_s: Sequence[float], act: Callable[[int], None]) -> None:
+        """Call `act(i)` after each `delays_s[i]`; only the next one waits in the heap.
+
+        In the order in which `after` for each of them would have it.
+        """
+        order = self._order
+        due = sorted(
+            ((self.now_s + delay_s, next(order), i) for i, delay_s in enumerate(delays_s)),
+            reverse=True,
+        )
+
+        def act_next() -> None:
+            _, _, i = due.pop()
+            if due:
+                heapq.heappush(self._heap, (due[-1][0], due[-1][1], act_next))
+            act(i)
+
+        if due:
+            heapq.heappush(self._heap, (due[-1][0], due[-1][1], act_next))
+
     def run_until(self, end_s: float) -> None:
         """Let everything happen that is due before `end_s`, or until `is_over`."""
-        while self._heap and self._heap[0][0] <= end_s:
-            self.now_s, _, act = heapq.heappop(self._heap)
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= end_s:
+            self.now_s, _, act = pop(heap)
             act()
             if self.is_over:
                 return
@@ -90,6 +111,19 @@ class World:
             return False
         islands = self.partition
         return not islands or islands.get(one, 0) == islands.get(other, 0)
+
+    def is_whole(self, peers: Collection[str]) -> bool:
+        """Return whether each of `peers` can be heard by each other, through others if need be."""
+        if not self.blocked and not self.partition:
+            return True
+        left = set(peers)
+        reached = [left.pop()] if left else []
+        while reached and left:
+            here = reached.pop()
+            found = {other for other in left if self.are_linked(here, other)}
+            left -= found
+            reached += found
+        return not left
 
     def send(self, sender: str, receiver: str, deliver: Callable[[], None]) -> None:
         """Deliver late, never, or twice."""

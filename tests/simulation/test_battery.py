@@ -1,0 +1,28 @@
+"""The battery goes on where it was stopped, and says what it saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.battery import COLUMNS, done_in, main, run
+from volunteer.lab.simulation.faults import make_scenario
+
+pytestmark = pytest.mark.simulation
+
+
+def test_seeds_that_are_there_are_not_run_again(tmp_path: Path) -> None:
+    file = tmp_path / "seeds.csv"
+    scenario = make_scenario(3, 2, ("loss",))
+    assert [result.seed for result in run(scenario, range(2), file)] == [0, 1]
+    assert [result.seed for result in run(scenario, range(3), file)] == [2]
+    header, *rows = file.read_text(encoding="utf-8").splitlines()
+    assert header == ",".join(COLUMNS)
+    assert [row.split(",")[0] for row in rows] == ["0", "1", "2"]
+    assert done_in(file) == {0, 1, 2}
+
+
+def test_the_exit_status_tells_whether_all_are_right(tmp_path: Path) -> None:
+    file = str(tmp_path / "seeds.csv")
+    assert main([file, "--seeds", "1", "--peers", "3", "--rounds", "2", "--faults", "none"]) == 0
