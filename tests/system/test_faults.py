@@ -211,7 +211,9 @@ def test_a_trainer_that_hangs_in_its_driver_is_given_up_and_begun_anew(tmp_path:
         begun_s = time.monotonic()
         told = agent.wait_state("waiting", "The trainer was killed and does not end", 360)
         report(f"hung trainer: given up after {time.monotonic() - begun_s:.0f} s ({told.reason})")
-        assert agent.allmende("pause").returncode == 0, "the owner need not wait for it"
+        paused = agent.allmende("pause")
+        assert paused.returncode == 1, "the owner need not wait for it, and is told what is held"
+        assert "cannot be ended" in paused.stderr
         assert agent.allmende("resume").returncode == 0
         assert agent.status().trainer_pid == held.trainer_pid, "no second one beside it"
         freezer.thaw()
