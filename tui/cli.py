@@ -18,6 +18,7 @@ from tui import arguments, launch
 from tui.client import DEADLINE_S, ControlClient
 from tui.config_verb import config_app
 from tui.doctor import doctor
+from tui.export import export
 from tui.lab import lab_app
 from tui.service_verb import service_app
 from tui.setup import setup
@@ -45,6 +46,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(lab_app, name="lab")
 app.add_typer(service_app, name="service")
 app.command()(doctor)
+app.command()(export)
 app.command()(setup)
 
 LogSource = Literal["agent", "trainer", "aggregator", "sampler"]

@@ -19,7 +19,9 @@ from volunteer.messages import MAX_PROMPT_CHARS, ControlFault, ControlReply, enc
 pytestmark = pytest.mark.slow
 
 
-VERBS_THAT_NEED_AN_AGENT = ["", "status", "stats", "peers", "pause", "resume", "sample", "stop"]
+VERBS_THAT_NEED_AN_AGENT = [
+    "", "status", "stats", "peers", "pause", "resume", "sample", "export x", "stop"
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", VERBS_THAT_NEED_AN_AGENT)
@@ -266,7 +268,7 @@ def test_help_lists_exactly_the_verbs_that_work(home: Path) -> None:
     assert "Without a command it opens the dashboard, and starts contributing" in words
     assert listed == {
         "start", "stop", "pause", "resume", "status", "stats", "peers", "logs", "sample", "demo",
-        "config", "lab", "version", "doctor", "setup", "service",
+        "config", "lab", "version", "doctor", "setup", "service", "export",
     }  # fmt: skip
 
 
