@@ -187,7 +187,8 @@ def test_a_data_budget_stops_all_and_lets_go_on_with_more(tmp_path: Path) -> Non
         assert silent <= SILENT_BYTES_PER_S
         (today, *_) = by_day(poor)
         told_bytes = sum(sum(each.values()) for each in today.bytes_by_purpose.values())
-        assert told_bytes == pytest.approx(offline.data_used_bytes, abs=64_000)
+        # A chunk that the end of a connection cut short counts whole by purpose.
+        assert -64_000 <= told_bytes - offline.data_used_bytes <= 2 * MB
         assert "used this month (UTC); the network is off" in poor.allmende("status").stdout
         poor.allmende("config", "set", "monthly_data_budget_bytes", str(100 * BUDGET))
         wait_contributing([poor], 60.0)

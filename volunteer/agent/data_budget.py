@@ -17,7 +17,7 @@ import trio
 from p2p.swarm import Swarm
 from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.traffic import TrafficMeter
-from volunteer.policy.data_veto import is_used_up
+from volunteer.policy.data_veto import is_used_up, spare_bytes
 from volunteer.stats.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,12 @@ def allowance(used_bytes: int, budget_bytes: int) -> int | None:
     """Return how many bytes may go at the start; None: any number."""
     if not budget_bytes:
         return None
-    return 0 if is_used_up(used_bytes, budget_bytes) else budget_bytes - used_bytes
+    return 0 if is_used_up(used_bytes, budget_bytes) else _left(used_bytes, budget_bytes)
+
+
+def _left(used_bytes: int, budget_bytes: int) -> int:
+    """Return how many bytes may go until the connections end."""
+    return max(0, budget_bytes - used_bytes - spare_bytes(budget_bytes) // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +125,19 @@ class DataBudget:
         self._allow(budget_bytes)
 
     def _count(self) -> None:
-        used_bytes = self._base_bytes + self._traffic.total_bytes()
+        used_bytes = self._base_bytes + self._traffic.wire_bytes()
         self._use = DataUse(used_bytes, seconds_to_next_month(self._utc_now()))
 
     def _allow(self, budget_bytes: int) -> None:
         used_bytes = self._use.used_bytes
         if not is_used_up(used_bytes, budget_bytes):
             self._used_up_at_s = None
-            self._swarm.allow(budget_bytes - used_bytes if budget_bytes else None)
+            self._swarm.allow(_left(used_bytes, budget_bytes) if budget_bytes else None)
         else:
             if self._used_up_at_s is None:
                 self._used_up_at_s = trio.current_time()
             is_over = trio.current_time() - self._used_up_at_s >= FAREWELL_S
-            self._swarm.allow(0 if is_over else max(0, budget_bytes - used_bytes))
+            self._swarm.allow(0 if is_over else _left(used_bytes, budget_bytes))
         if self._is_offline is self._swarm.is_online:
             self._is_offline = not self._swarm.is_online
             what = "offline: the month's data budget is used up" if self._is_offline else "online"
@@ -144,5 +149,5 @@ class DataBudget:
             await self._traffic.flush()
             await self._keeper.flush()
         in_books = await trio.to_thread.run_sync(self._ledger.bytes_in_month, month)
-        self._base_bytes = in_books - self._traffic.written_bytes()
+        self._base_bytes = in_books - self._traffic.wire_bytes()
         self._month = month

@@ -83,6 +83,15 @@ class TrafficMeter:
         """Return all bytes since the agent's start, both directions."""
         return sum(sum(each.values()) for each in self.totals())
 
+    def wire_bytes(self) -> int:
+        """Return the bytes that crossed sockets since the agent's start, both directions.
+
+        By purpose a chunk counts before it is written, and one that a lost connection cut short
+        counts whole: those sums may be larger.
+        """
+        statistics = self._swarm.statistics()
+        return statistics.wire_sent_bytes + statistics.wire_received_bytes
+
     def written_bytes(self) -> int:
         """Return those of them that are in the books, or on their way there."""
         return sum(self._sent.values()) + sum(self._received.values())

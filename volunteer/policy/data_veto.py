@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from volunteer.policy.veto import Cause, Veto, at_once, gb
 
-MAX_SPARE_BYTES = 256 * 1024
+MAX_SPARE_BYTES = 1024 * 1024
 SPARE_FRACTION = 0.05
 
 
 def spare_bytes(budget_bytes: int) -> int:
-    """Return how much of a budget is kept back, so that what was begun can be said to the others.
+    """Return how much of a budget is kept back when nothing more is begun.
 
-    The rest of it is never used: not a byte goes beyond the budget.
+    Half of it is for the farewell, where the line is slow enough; half for what was on its way when
+    the connections end, so that not a byte goes beyond the budget.
     """
     return min(MAX_SPARE_BYTES, int(SPARE_FRACTION * budget_bytes))
 
