@@ -42,7 +42,7 @@ from p2p.speed import Speed
 from p2p.swarm_types import DownloadView, Tally
 
 WINDOW: Final = 4  # chunks asked for ahead from one peer: 4 MiB hide 0.1 s at 40 MB/s
-AHEAD_BYTES: Final = 1 << 20  # let through at once; it grows from there, as the line allows
+AHEAD_BYTES: Final = 2 << 20  # let through at once; it grows from there, as the line allows
 MAX_PROVIDERS: Final = 8  # asked at once
 REASK_EVERY_S: Final = 0.5  # how often providers() is asked while waiting
 STREAM_TIMEOUT_S: Final = 10.0

@@ -18,7 +18,8 @@ from p2p.errors import PeerUnreachableError, RequestRefusedError
 
 WRITE_BYTES: Final = 65_507  # one yamux frame that is one noise message: 122 MB/s instead of 93
 BATCH_BYTES: Final = 4 * WRITE_BYTES  # frames written at once: a quarter of the sender's CPU less
-WHOLE_FRAME_S: Final = 1.0  # so long a small window may stay small before small frames are sent
+WORTH_BYTES: Final = 2 * WRITE_BYTES  # readers tell of the half of a window, which is 256 KiB
+WORTH_S: Final = 1.0  # so long a small window may stay small before small frames are sent
 READER_DEADLINE_S: Final = 5.0  # of a peer that reads nothing
 
 _DATA_HEADER: Final = struct.Struct(YAMUX_HEADER_FORMAT)
@@ -126,16 +127,16 @@ class PeerStream:
             raise self.broken() from error
 
     async def _wait_window(self, num_bytes: int) -> None:
-        """Wait for room: for a whole frame a while, for some of it as long as libp2p would.
+        """Wait for room: for two frames a while, for some bytes as long as libp2p would.
 
         Raises:
             MuxedStreamError: The peer does not read.
         """
         stream = self._stream.muxed_stream
-        wanted = min(num_bytes, WRITE_BYTES)
+        wanted = min(num_bytes, WORTH_BYTES)
         if stream.send_window >= wanted:
             return
-        await stream_window.wait_window(stream, wanted, WHOLE_FRAME_S)
+        await stream_window.wait_window(stream, wanted, WORTH_S)
         await stream_window.wait_window(stream, 1, READER_DEADLINE_S)
         if not (stream.send_window or stream.closed or stream.send_closed):
             raise MuxedStreamError(f"the peer has read nothing for {READER_DEADLINE_S:g} s")
@@ -150,16 +151,16 @@ class PeerStream:
     async def _write_batch(self, view: memoryview) -> int:
         """Write several frames at once; return how many bytes of `view` that were.
 
-        Most of what a frame costs is waking up and taking locks. 0 where the peer has not left room
-        for two frames, or the stream has ended: then libp2p's own way waits, or says why not.
+        Most of what a frame costs is waking up and taking locks. 0 where the peer has left no room,
+        or the stream has ended: then libp2p's own way says why not.
 
         Invariant: nothing is awaited between reading the window and taking from it.
         """
         stream = self._stream.muxed_stream
         num_bytes = min(int(stream.send_window), len(view))
-        if num_bytes < len(view):
+        if WRITE_BYTES < num_bytes < len(view):
             num_bytes -= num_bytes % WRITE_BYTES
-        if num_bytes <= WRITE_BYTES or stream.send_closed or stream.closed:
+        if num_bytes <= 0 or stream.send_closed or stream.closed:
             return 0
         stream.send_window -= num_bytes
         frames: list[bytes | memoryview] = []

@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from p2p import stream_window
 from p2p.errors import RequestRefusedError
-from p2p.peer_stream import BATCH_BYTES, WRITE_BYTES, PeerStream
+from p2p.peer_stream import BATCH_BYTES, WORTH_S, WRITE_BYTES, PeerStream
 
 HEADER = struct.Struct(YAMUX_HEADER_FORMAT)
 
@@ -104,18 +104,30 @@ def test_a_peer_that_reads_nothing_is_given_up() -> None:
     assert stream.conn.content == b""
 
 
-@pytest.mark.parametrize("window", [1, WRITE_BYTES, 2 * WRITE_BYTES - 1])
-def test_without_room_for_two_frames_libp2p_waits(window: int) -> None:
-    stream = written(window, 3 * WRITE_BYTES)
-    assert stream.plain_writes == [WRITE_BYTES]
-    assert stream.conn.writes == [[WRITE_BYTES, WRITE_BYTES]]
+@pytest.mark.parametrize(
+    ("window", "first"),
+    [
+        (1, [1]),
+        (WRITE_BYTES, [WRITE_BYTES]),
+        (2 * WRITE_BYTES, [WRITE_BYTES, WRITE_BYTES]),
+        (3 * WRITE_BYTES - 1, [WRITE_BYTES, WRITE_BYTES]),
+    ],
+)
+def test_of_little_room_what_fits_is_sent_after_a_while(window: int, first: list[int]) -> None:
+    stream = FakeStream(window)
+    content = bytes(BATCH_BYTES)
 
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(PeerStream(stream, "peer").write, content)
+            await trio.sleep(1.5 * WORTH_S)  # noqa: TID251 - virtual time
+            assert stream.conn.writes[0] == first
+            assert len(stream.conn.content) <= window
+            stream.send_window += 2 * BATCH_BYTES
+            stream_window.note_opened(stream)
 
-def test_a_batch_takes_no_more_than_the_window() -> None:
-    stream = FakeStream(3 * WRITE_BYTES - 1)
-    trio.run(PeerStream(stream, "peer").write, bytes(BATCH_BYTES))
-    assert stream.conn.writes[0] == [WRITE_BYTES, WRITE_BYTES]
-    assert len(stream.conn.content) == BATCH_BYTES
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert stream.conn.content == content
 
 
 @pytest.mark.parametrize("ended", ["closed", "send_closed"])
@@ -125,5 +137,5 @@ def test_an_ended_stream_is_libp2ps_affair(ended: str) -> None:
     assert stream.conn.writes == []
 
 
-def test_small_messages_go_as_ever() -> None:
-    assert written(16 << 20, 300).plain_writes == [300]
+def test_a_small_message_is_one_frame() -> None:
+    assert written(16 << 20, 300).conn.writes == [[300]]
