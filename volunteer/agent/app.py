@@ -15,35 +15,26 @@ from pathlib import Path
 import psutil
 import trio
 
-from p2p.blobstore import BlobStore
 from p2p.identity import Identity
 from p2p.swarm import Swarm, SwarmConfig, open_swarm
-from volunteer.agent.aggregator_service import AggregatorService
-from volunteer.agent.bookkeeper import Bookkeeper
 from volunteer.agent.clock import now_s
 from volunteer.agent.control import WATCH_EVERY_S, serve_control
 from volunteer.agent.data_budget import DataBudget, allowance, month_of, utc_clock
-from volunteer.agent.driver import RoundDriver
-from volunteer.agent.exchange import Exchange
 from volunteer.agent.handover import Handover
-from volunteer.agent.joined_run import chain_rules, keep_run, verify_hardware, verify_limits
+from volunteer.agent.joined_run import keep_run, verify_hardware, verify_limits
 from volunteer.agent.memory_watch import MemoryWatch
-from volunteer.agent.module_files import ModuleFiles
 from volunteer.agent.network_memory import (
     NetworkFacts,
     bans_of,
     keep_network_facts,
     read_network_facts,
 )
-from volunteer.agent.peer_memory import PeerMemory
+from volunteer.agent.parts import Ground, Parts, heartbeat_of, join_network, make_parts
 from volunteer.agent.policy_task import PolicyTask
-from volunteer.agent.priority import priority_of
-from volunteer.agent.record_book import RecordBook
 from volunteer.agent.record_log import RecordLog
 from volunteer.agent.sampling import Sampler
 from volunteer.agent.signed_mark import SignedMark
 from volunteer.agent.status import StatusSource
-from volunteer.agent.sync_pages import SyncPages
 from volunteer.agent.time_watch import TimeWatch
 from volunteer.agent.timing import (
     ExchangeClock,
@@ -52,14 +43,11 @@ from volunteer.agent.timing import (
     ping_every_s,
 )
 from volunteer.agent.traffic import TrafficMeter
-from volunteer.agent.trainer_service import TrainerService
 from volunteer.agent.verbs import make_verbs
-from volunteer.agent.wire import Heartbeat
 from volunteer.config import Config
 from volunteer.locations import Locations
 from volunteer.policy.sensors.disk import read_free_bytes
 from volunteer.program import program_name
-from volunteer.rounds.machine import Machine
 from volunteer.rounds.records import DENSE_MODULE
 from volunteer.rounds.turn import Timing
 from volunteer.run import RunSpec
@@ -108,85 +96,33 @@ class Agent:
     async def _run_with(
         self, run_dir: Path, swarm: Swarm, ledger: Ledger, record_log: RecordLog
     ) -> None:
-        store = BlobStore(self.locations.blobs_dir(self.spec.run_id, DENSE_MODULE))
         clock = ExchangeClock(self.spec.rounds)
-        mark = await trio.to_thread.run_sync(self._open_mark, record_log)
-        machine = Machine(
-            chain_rules(self.spec),
-            self._timing(clock),
-            self.identity.peer_id,
-            has_lost_records=mark.has_lost(record_log.highest_own()),
-        )
-        book = RecordBook(record_log, self.identity, machine.known, mark)
-        aggregator = AggregatorService(
-            run_dir, DENSE_MODULE, self.locations.log_dir / "aggregator.log"
-        )
-        keeper = Bookkeeper(ledger, machine)
-        files = ModuleFiles(self.spec, self.identity.peer_id, store, swarm, aggregator, record_log)
-        files.on_refused = keeper.refused.__setitem__
-        driver = RoundDriver(machine, book, record_log, files, keeper, clock)
-        pages = SyncPages(machine, book)
-        memory = PeerMemory(self.locations.data_dir / "peers.json")
-        exchange = Exchange(swarm, book, pages, driver.take_record, driver.take_closed, memory)
-        trainer = TrainerService(
-            self._trainer_argv(run_dir),
-            self.locations.log_dir / "trainer.log",
-            driver.on_trainer_event,
-            driver.on_trainer_end,
-        )
-        driver.exchange, driver.trainer = exchange, trainer
-        stopping = trio.Event()
-        policy = PolicyTask(
-            config=self.config,
+        ground = Ground(
+            spec=self.spec,
+            identity=self.identity,
             locations=self.locations,
-            driver=driver,
-            trainer=trainer,
-            aggregator=aggregator,
-            keeper=keeper,
-            is_idle_ignored=self.is_idle_ignored,
-            gate=files.gate,
-            on_finished=functools.partial(self._end, stopping),
-            spare_disk=lambda is_short: files.spare_disk(machine, is_short=is_short),
+            run_dir=run_dir,
+            swarm=swarm,
+            ledger=ledger,
+            record_log=record_log,
+            mark=await trio.to_thread.run_sync(self._open_mark, record_log),
+            clock=clock,
         )
-        traffic = TrafficMeter(swarm, keeper, ledger, machine.known)
-        budget = DataBudget(swarm, traffic, keeper, ledger)
+        parts = make_parts(ground, self._timing(clock), self._trainer_argv(run_dir))
+        stopping = trio.Event()
+        policy = self._policy(parts, stopping)
+        traffic = TrafficMeter(swarm, parts.keeper, ledger, parts.machine.known)
+        budget = DataBudget(swarm, traffic, parts.keeper, ledger)
         policy.read_data = budget.use
         watch = self._memory_watch(stopping)
-        source = StatusSource(
-            spec=self.spec,
-            swarm=swarm,
-            driver=driver,
-            exchange=exchange,
-            trainer=trainer,
-            aggregator=aggregator,
-            policy=policy,
-            keeper=keeper,
-            traffic=traffic,
-            handover=self.handover,
-            memory_note=watch.note,
-        )
-        await driver.load()
+        source = self._status_source(parts, swarm, policy, traffic, watch)
+        await parts.driver.load()
         await budget.load()
-        for peer_id in machine.banned:
-            swarm.ban(peer_id, "it signed two things of which only one may be")
-        done = await trio.to_thread.run_sync(ledger.stats, None)
-        totals = await trio.to_thread.run_sync(ledger.totals, self.spec.run_id, DENSE_MODULE)
-        trainer.view.tokens_total, trainer.view.inner_step = totals
-        keeper.tokens_elsewhere = done.tokens_done - totals[0]
-        keeper.steps_elsewhere = done.inner_steps - totals[1]
-        for peer_id, addrs in memory.load().items():
-            swarm.remember(peer_id, addrs)
-        swarm.serve_blobs(
-            store,
-            lambda blob_id: files.gate.may_serve,
-            traffic.purpose_of,
-            lambda i: priority_of(machine, i),
-        )
-        swarm.on_peer_connected(lambda peer: exchange.note_neighbour())
+        await self._load_totals(parts, ledger)
+        join_network(parts, swarm, traffic)
         sampler = Sampler(run_dir, DENSE_MODULE, self.locations.log_dir / "sampler.log")
-        verbs = make_verbs(
-            source, ledger, policy, traffic, functools.partial(self._end, stopping), sampler
-        )
+        end = functools.partial(self._end, stopping)
+        verbs = make_verbs(source, ledger, policy, traffic, end, sampler)
         async with trio.open_nursery() as nursery:
             await nursery.start(
                 serve_control,
@@ -195,42 +131,96 @@ class Agent:
                 policy.note_client,
                 self.handover,
             )
-            for task in (keeper.run, aggregator.run, trainer.run, driver.run, policy.run):
-                nursery.start_soon(task)
-            nursery.start_soon(traffic.run)
             nursery.start_soon(budget.run, lambda: policy.wishes.monthly_data_budget_bytes)
-            nursery.start_soon(memory.run)
-            nursery.start_soon(TimeWatch().run)
-            nursery.start_soon(watch.run)
-            nursery.start_soon(
-                keep_network_facts,
-                self._network_file,
-                lambda: swarm.listen_addrs,
-                swarm.banned,
-                read_network_facts(self._network_file).port,
-            )
-            nursery.start_soon(
-                functools.partial(
-                    exchange.run,
-                    clock.sync_s,
-                    lambda: self._heartbeat(source),
-                    round_s=self.spec.rounds.round_s,
-                    is_settled=lambda: is_settled(machine, now_s(), clock.sync_s),
-                )
-            )
-            nursery.start_soon(_stop_on_signal, functools.partial(self._end, stopping))
+            for task in (traffic.run, watch.run, policy.run):
+                nursery.start_soon(task)
+            self._start_parts(nursery, parts, source, clock)
+            nursery.start_soon(_stop_on_signal, end)
             log.info("peer=%s listening on %s", swarm.peer_id, " ".join(swarm.listen_addrs))
             await stopping.wait()
             source.is_stopping = True
-            await policy.shut_down(is_restart=self.handover.is_wanted)
-            with trio.move_on_after(FAREWELL_S):
-                await driver.wait_quiet()
-            await traffic.flush()
-            await keeper.flush()
-            if self.handover.is_wanted:
-                await trio.sleep(TELL_ALL_S)  # noqa: TID251 - so that every dashboard hears why
+            await self._wind_down(parts, policy, traffic)
             nursery.cancel_scope.cancel()
         log.info("ended")
+
+    def _policy(self, parts: Parts, stopping: trio.Event) -> PolicyTask:
+        files = parts.files
+        return PolicyTask(
+            config=self.config,
+            locations=self.locations,
+            driver=parts.driver,
+            trainer=parts.trainer,
+            aggregator=parts.aggregator,
+            keeper=parts.keeper,
+            is_idle_ignored=self.is_idle_ignored,
+            gate=files.gate,
+            on_finished=functools.partial(self._end, stopping),
+            spare_disk=lambda is_short: files.spare_disk(parts.machine, is_short=is_short),
+        )
+
+    def _status_source(
+        self,
+        parts: Parts,
+        swarm: Swarm,
+        policy: PolicyTask,
+        traffic: TrafficMeter,
+        watch: MemoryWatch,
+    ) -> StatusSource:
+        return StatusSource(
+            spec=self.spec,
+            swarm=swarm,
+            driver=parts.driver,
+            exchange=parts.exchange,
+            trainer=parts.trainer,
+            aggregator=parts.aggregator,
+            policy=policy,
+            keeper=parts.keeper,
+            traffic=traffic,
+            handover=self.handover,
+            memory_note=watch.note,
+        )
+
+    async def _load_totals(self, parts: Parts, ledger: Ledger) -> None:
+        """Let the counts go on from what was done in this run and in others."""
+        done = await trio.to_thread.run_sync(ledger.stats, None)
+        totals = await trio.to_thread.run_sync(ledger.totals, self.spec.run_id, DENSE_MODULE)
+        parts.trainer.view.tokens_total, parts.trainer.view.inner_step = totals
+        parts.keeper.tokens_elsewhere = done.tokens_done - totals[0]
+        parts.keeper.steps_elsewhere = done.inner_steps - totals[1]
+
+    def _start_parts(
+        self, nursery: trio.Nursery, parts: Parts, source: StatusSource, clock: ExchangeClock
+    ) -> None:
+        for part in (parts.keeper, parts.aggregator, parts.trainer, parts.driver, parts.memory):
+            nursery.start_soon(part.run)
+        nursery.start_soon(TimeWatch().run)
+        swarm = source.swarm
+        nursery.start_soon(
+            keep_network_facts,
+            self._network_file,
+            lambda: swarm.listen_addrs,
+            swarm.banned,
+            read_network_facts(self._network_file).port,
+        )
+        nursery.start_soon(
+            functools.partial(
+                parts.exchange.run,
+                clock.sync_s,
+                lambda: heartbeat_of(source),
+                round_s=self.spec.rounds.round_s,
+                is_settled=lambda: is_settled(parts.machine, now_s(), clock.sync_s),
+            )
+        )
+
+    async def _wind_down(self, parts: Parts, policy: PolicyTask, traffic: TrafficMeter) -> None:
+        """End the children, take leave of the others, and write the last figures."""
+        await policy.shut_down(is_restart=self.handover.is_wanted)
+        with trio.move_on_after(FAREWELL_S):
+            await parts.driver.wait_quiet()
+        await traffic.flush()
+        await parts.keeper.flush()
+        if self.handover.is_wanted:
+            await trio.sleep(TELL_ALL_S)  # noqa: TID251 - so that every dashboard hears why
 
     def _end(self, stopping: trio.Event) -> None:
         """End for good, whatever was to follow."""
@@ -305,32 +295,6 @@ class Agent:
             *("--gpu-max-bytes", str(self.config.gpu_max_bytes)),
             *("--checkpoint-every-s", f"{self.config.checkpoint_every_s:g}"),
         ]
-
-    def _heartbeat(self, source: StatusSource) -> Heartbeat | None:
-        machine = source.driver.machine
-        if machine.tip is None:
-            return None
-        view = source.trainer.view
-        return Heartbeat(
-            run_id=machine.rules.run_id,
-            module_id=machine.rules.module_id,
-            tip=machine.tip,
-            round_index=machine.known.facts[machine.tip].height,
-            state_hash=source.driver.state_hash,
-            is_contributing=source.policy.is_training,
-            tokens_per_s=view.tokens_per_s,
-            loss=view.loss,
-            addrs=_told_addrs(source.swarm.listen_addrs),
-        )
-
-
-def _told_addrs(listen_addrs: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the addresses that others can use; those of this machine alone if there are no others.
-
-    Each is 90 bytes in every heartbeat, three or four copies of which reach everybody.
-    """
-    outside = tuple(a for a in listen_addrs if not a.startswith(("/ip4/127.", "/ip6/::1/")))
-    return (outside or listen_addrs)[:8]
 
 
 async def _stop_on_signal(stop: Callable[[], None]) -> None:
