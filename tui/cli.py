@@ -137,9 +137,7 @@ def start(
     round_s: Annotated[
         float | None,
         typer.Option(
-            metavar="S",
-            callback=arguments.round_length,
-            help="Round length, for a run of your own.",
+            metavar="S", callback=arguments.round_length, help="Round length, for your own run."
         ),
     ] = None,
     threads: Annotated[

@@ -72,7 +72,12 @@ def _sections(
     agent, agent_faults = _ask_agent(locations, areas)
     faults += agent_faults
     patient = Patient(
-        config=config, locations=locations, environ=os.environ, agent=agent, pid=os.getpid()
+        config=config,
+        locations=locations,
+        environ=os.environ,
+        agent=agent,
+        is_agent_silent=bool(agent_faults),
+        pid=os.getpid(),
     )
     for area in areas:
         yield area, (*faults, *examine(area, patient))
@@ -102,7 +107,7 @@ def _ask_agent(
             args = {"clocks": "clock" in areas}
             return client.request("doctor", AgentFacts, args), []
     except NoAgentError as error:
-        if error.__cause__ is None or not isinstance(error.__cause__, PermissionError):
+        if not isinstance(error.__cause__, PermissionError):
             return None, []
         problem, hint = str(error), error.hint
     except ControlError as error:

@@ -19,15 +19,16 @@ from volunteer.errors import ControlError
 from volunteer.locations import Locations
 
 STOP_DEADLINE_S = 60.0
-# The agent stops the trainer, which saves its work first; slow disks take their time.
+"""The agent stops the trainer, which saves its work first; slow disks take their time."""
 COST_DEADLINE_S = 1.0
-# The owner's word does not wait long for what it costs.
+"""The owner's word does not wait long for what it costs."""
 
 
 def pause(locations: Locations, for_s: float | None, *, is_finish: bool, as_json: bool) -> None:
     """Pause now, for a while, or once the round has closed.
 
     Raises:
+        BadParameter: both `--for` and `--finish`.
         ControlError: refused, or paused and not all is free; the message says who holds it.
     """
     if is_finish and for_s is not None:
@@ -55,7 +56,11 @@ def _paused(current: Status, for_s: float | None) -> list[str]:
 
 
 def resume(locations: Locations, *, as_json: bool) -> None:
-    """End the pause."""
+    """End the pause, or take a finish back.
+
+    Raises:
+        ControlError: no agent runs, or it refuses.
+    """
     with _client(locations) as client:
         client.request("resume", object)
         current = client.request("status", Status)
@@ -66,7 +71,11 @@ def resume(locations: Locations, *, as_json: bool) -> None:
 
 
 def stop(locations: Locations, *, is_finish: bool, as_json: bool) -> None:
-    """Stop the agent now, or once the round has closed."""
+    """Stop the agent now, or once the round has closed.
+
+    Raises:
+        ControlError: no agent runs, it refuses, or it has not ended within `STOP_DEADLINE_S`.
+    """
     before = _status_if_quick(locations)
     if not as_json and before is not None and is_training(before):
         _write(f"{round_left(before)}.")

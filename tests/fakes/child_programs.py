@@ -80,11 +80,6 @@ for command in commands():
     stepped(6)
 time.sleep(1000)
 """
-TRAINER_NEVER_STEPS = """
-started()
-for command in commands():
-    pass
-"""
 TRAINER_ANSWERS_AND_NEVER_STEPS = """
 started()
 for command in commands():

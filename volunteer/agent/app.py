@@ -55,6 +55,7 @@ from volunteer.stats.ledger import Ledger
 
 log = logging.getLogger(__name__)
 TELL_ALL_S = WATCH_EVERY_S + 0.2
+"""Before it begins anew: every dashboard that watches has been told why."""
 FAREWELL_S = 1.0
 """To tell the others that we leave, before the network is closed."""
 

@@ -23,9 +23,13 @@ HANDOVER_VARIABLE = "ALLMENDE_HANDOVER"
 
 class _HandedOn(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
+    """Of the process that it is meant for."""
     descriptor: int
+    """Of the control socket; -1: none was open."""
     at_s: float
+    """When this process began anew, on the agent's clock."""
     rss_bytes: int
+    """The memory that it had then."""
 
 
 class Handover:

@@ -6,6 +6,7 @@ Runs in: the command line. Pure.
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
@@ -84,6 +85,4 @@ def within(look: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
 
 def quoted(path: os.PathLike[str]) -> str:
     """Return a path as the shell takes it."""
-    import shlex
-
     return shlex.quote(os.fspath(path))

@@ -23,6 +23,7 @@ EXAMPLE_PORT = 4001
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
 """Of providers that put many customers behind one address (RFC 6598)."""
 _FIX_LISTEN = f"allmende config set listen /ip4/0.0.0.0/tcp/{EXAMPLE_PORT}"
+_FIX_BOOTSTRAP = "allmende config unset bootstrap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +39,30 @@ class NetworkFacts:
     """(address of `listen`, why it cannot be listened on); empty while an agent runs."""
 
 
-def network_checks(facts: NetworkFacts, agent: AgentFacts | None, config: Config) -> list[Check]:
+def network_checks(
+    facts: NetworkFacts,
+    agent: AgentFacts | None,
+    config: Config,
+    *,
+    is_agent_silent: bool = False,
+) -> list[Check]:
     """Return every check of the network.
 
     Args:
         facts: of this machine.
-        agent: what the running agent says; None: none runs.
+        agent: what the running agent says; None: none runs, or it does not answer.
         config: the owner's wishes.
+        is_agent_silent: whether one runs that does not answer: where it listens is not known.
     """
     listens = [parse_address(a) for a in (agent.listen_addrs if agent else config.listen)]
     checks = [
         _addresses(facts, {addr.family for addr in listens}),
-        *_listen(facts, agent, config),
+        *([] if is_agent_silent else _listen(facts, agent, config)),
         *_bootstrap(facts, config),
     ]
+    if is_agent_silent:
+        text = "who is connected, only the agent knows, and it does not answer"
+        return [*checks, _check("note", "peers", "-", text)]
     if agent is None:
         text = "who is connected, and who has reached this machine, only the agent knows"
         return [*checks, _check("note", "agent", "not running", text, "allmende start")]
@@ -132,14 +143,11 @@ def _hosts_of(addrs: Sequence[str]) -> str:
 def _bootstrap(facts: NetworkFacts, config: Config) -> list[Check]:
     why = dict(facts.unreachable)
     return [
-        _check("wrong", "bootstrap", addr, f"nobody answers there: {why[addr]}", _BOOTSTRAP_FIX)
+        _check("wrong", "bootstrap", addr, f"nobody answers there: {why[addr]}", _FIX_BOOTSTRAP)
         if addr in why
         else _check("well", "bootstrap", addr, "somebody answers there")
         for addr in config.bootstrap
     ]
-
-
-_BOOTSTRAP_FIX = "allmende config unset bootstrap"
 
 
 def _peers(agent: AgentFacts, config: Config) -> Check:

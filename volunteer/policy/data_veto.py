@@ -9,6 +9,7 @@ from volunteer.policy.veto import Cause, Veto, at_once, gb
 
 MAX_SPARE_BYTES = 1024 * 1024
 SPARE_FRACTION = 0.05
+"""Of a budget so small that a whole MiB would be much of it (`spare_bytes`)."""
 
 
 def spare_bytes(budget_bytes: int) -> int:

@@ -111,17 +111,17 @@ def limit_memory(device: Device, max_bytes: int) -> None:
         max_bytes: for the whole process.
     """
     kind = device.torch_device.type
-    for_torch = max(0, max_bytes - GPU_CONTEXT_BYTES)
+    for_torch_bytes = max(0, max_bytes - GPU_CONTEXT_BYTES)
     if kind == "cuda":
         total_bytes = torch.cuda.get_device_properties(device.torch_device).total_memory
-        fraction = min(1.0, for_torch / total_bytes)
+        fraction = min(1.0, for_torch_bytes / total_bytes)
         torch.cuda.set_per_process_memory_fraction(fraction, device.torch_device)
     elif kind == "xpu":
         total_bytes = torch.xpu.get_device_properties(device.torch_device).total_memory
-        fraction = min(1.0, for_torch / total_bytes)
+        fraction = min(1.0, for_torch_bytes / total_bytes)
         torch.xpu.set_per_process_memory_fraction(fraction, device.torch_device)
     elif kind == "mps":
-        fraction = min(1.0, for_torch / torch.mps.recommended_max_memory())
+        fraction = min(1.0, for_torch_bytes / torch.mps.recommended_max_memory())
         torch.mps.set_per_process_memory_fraction(fraction)
 
 

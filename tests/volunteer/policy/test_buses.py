@@ -157,7 +157,6 @@ def test_an_address_that_is_none_is_told(address: str) -> None:
 # ----------------------------------------------------------------------------------------- system
 
 SESSION = "/org/freedesktop/login1/session/_32"
-GREETER = "/org/freedesktop/login1/session/c1"
 
 
 @pytest.fixture
