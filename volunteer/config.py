@@ -110,7 +110,7 @@ class Config:
     pause_on_games: bool = True
     """Whether a game that tells GameMode is use. Default true."""
     exclusive_programs: tuple[str, ...] = ()
-    """Names of programs while which nothing is contributed, like `blender`. Default none."""
+    """Names of programs beside which nothing is contributed, like `blender`. Default none."""
     others_cpu_limit: float = 0.25
     """Fraction of all CPU cores, 0.01 to 1, at which the use by other programs pauses. Default
     0.25: a desktop at rest uses less."""
