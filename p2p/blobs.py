@@ -221,7 +221,13 @@ class BlobClient:
             await self._stream.write(encode_blob_request(request))
 
     async def expect(self, num_bytes: int) -> None:
-        """Have so many bytes of answers sent ahead of our reading them."""
+        """Have so many bytes of answers sent ahead of our reading them.
+
+        Raises:
+            RequestRefusedError: The peer reset the stream.
+            PeerUnreachableError: The connection broke.
+            trio.TooSlowError: That could not be said within 20 s.
+        """
         with trio.fail_after(STALL_S):
             await self._stream.widen(num_bytes)
 

@@ -142,7 +142,12 @@ class PeerStream:
             raise MuxedStreamError(f"the peer has read nothing for {READER_DEADLINE_S:g} s")
 
     async def widen(self, num_bytes: int) -> None:
-        """Have the peer send `num_bytes` ahead, without waiting until we have read them."""
+        """Have the peer send `num_bytes` ahead, without waiting until we have read them.
+
+        Raises:
+            RequestRefusedError: The peer reset the stream.
+            PeerUnreachableError: The connection broke.
+        """
         try:
             await stream_window.widen(self._stream.muxed_stream, num_bytes)
         except BROKEN as error:

@@ -80,7 +80,11 @@ class BlobKey:
 
 
 def contribution_parts(encoded: EncodedGradient, key: BlobKey) -> tuple[memoryview, ...]:
-    """Return the blob in pieces that follow each other; none of `encoded` is copied."""
+    """Return the blob in pieces that follow each other; none of `encoded` is copied.
+
+    Raises:
+        ValueError: `encoded` is of another length or block size than `key` says.
+    """
     if (encoded.num_elements, encoded.block_elements) != (
         key.num_elements,
         key.codec.block_elements,

@@ -91,7 +91,11 @@ class NvidiaSource:
         self._sampled_at: dict[str, int] = {}
 
     def read(self) -> GpuReading:
-        """Return the worst of all GPUs in each respect."""
+        """Return the worst of all GPUs in each respect.
+
+        Raises:
+            SensorError: the driver does not answer, or none of the GPUs wanted is here.
+        """
         uses = self._ask(self._use)
         if not uses:
             raise SensorError("none of the GPUs in `gpus` is here (`nvidia-smi -L` lists them)")
@@ -237,13 +241,13 @@ def _worst(uses: Sequence[_Use]) -> GpuReading:
     )
 
 
-def described(pid: int, size: int) -> str:
-    """Return a program that holds `size` bytes as `blender (3.1 GB)`."""
+def described(pid: int, size_bytes: int) -> str:
+    """Return a program that holds so much memory as `blender (3.1 GB)`; 0: nobody tells."""
     try:
         name = psutil.Process(pid).name()
     except psutil.Error:  # of another user, or of the machine around this container
         name = f"process {pid}"
-    return f"{name} ({gb(size)})" if size else name
+    return f"{name} ({gb(size_bytes)})" if size_bytes else name
 
 
 def _text(value: str | bytes) -> str:
