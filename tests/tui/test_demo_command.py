@@ -26,7 +26,9 @@ def test_a_signal_in_the_middle_of_the_start_ends_what_was_started(
             started.append(self)
             signal.raise_signal(number)
 
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.getsignal(each) for each in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest ignores it
     monkeypatch.setattr(demo, "DEMO_COMMAND", SLEEP)
     monkeypatch.setattr("tui.demo.subprocess.Popen", Interrupted)
     try:
