@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.simulation import battery
 from tests.simulation.battery import COLUMNS, done_in, main, run
 from volunteer.lab.simulation.faults import make_scenario
+from volunteer.lab.simulation.scenario import Scenario
+from volunteer.lab.simulation.summary import SeedResult
 
 pytestmark = pytest.mark.simulation
 
@@ -23,6 +28,17 @@ def test_seeds_that_are_there_are_not_run_again(tmp_path: Path) -> None:
     assert done_in(file) == {0, 1, 2}
 
 
-def test_the_exit_status_tells_whether_all_are_right(tmp_path: Path) -> None:
-    file = str(tmp_path / "seeds.csv")
-    assert main([file, "--seeds", "1", "--peers", "3", "--rounds", "2", "--faults", "none"]) == 0
+def test_the_exit_status_tells_whether_all_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["--seeds", "1", "--peers", "3", "--rounds", "2", "--faults", "none"]
+    assert main([str(tmp_path / "right.csv"), *argv]) == 0
+
+    def break_rules(scenario: Scenario, seeds: Iterable[int]) -> list[SeedResult]:
+        broken = SeedResult(seed=0, broken="in round 1.0: I4", num_heads=1, bytes_per_peer_round={})
+        return [replace(broken, seed=seed) for seed in seeds]
+
+    monkeypatch.setattr(battery, "run_seeds", break_rules)
+    broken_file = tmp_path / "broken.csv"
+    assert main([str(broken_file), *argv]) == 1
+    assert broken_file.read_text(encoding="utf-8").splitlines()[-1].endswith("in round 1.0: I4")

@@ -21,6 +21,8 @@ class Asked:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.source = source(Facts())
+        self.release: Release | None = None
+        self.is_running = True
 
     async def pause(self, for_s: float | None) -> None:
         await trio.lowlevel.checkpoint()
@@ -46,9 +48,6 @@ class Asked:
     ) -> tuple[ContributionPoint, ...]:
         self.calls.append(("contributions", run_id, module_id, limit))
         return ()
-
-    release: Release | None = None
-    is_running = True
 
     async def finish(self, *, ends_agent: bool = False) -> None:
         await trio.lowlevel.checkpoint()

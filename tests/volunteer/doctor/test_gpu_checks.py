@@ -254,8 +254,8 @@ def test_torch_is_asked_in_a_process_that_may_crash_hang_or_babble() -> None:
         read_torch(python("import sys; sys.exit('no\\nIllegal instruction')"))
     with pytest.raises(LookError, match="exit status -9"):
         read_torch(python("import os; os.kill(os.getpid(), 9)"))
-    with pytest.raises(LookError, match=r"not answered for 0\.1 s"):
-        read_torch(python("import threading; threading.Event().wait()"), deadline_s=0.1)
+    with pytest.raises(LookError, match="exit status 0"):
+        read_torch(python("print('a greeting of some library')"))
     with pytest.raises(LookError, match=r"not answered for 0\.1 s"):
         read_torch(python("import threading; threading.Event().wait()"), deadline_s=0.1)
     with pytest.raises(LookError, match="could not be asked"):
