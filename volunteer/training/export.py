@@ -11,8 +11,10 @@ without merges.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -95,7 +97,10 @@ def export(run_dir: Path, module_id: str, origin: Provenance, folder: Path) -> N
     if not is_blob_id(origin.state_hash) or not store.has(origin.state_hash):
         raise VolunteerError("the shared weights are not on this disk any more")
     if not store.verify(origin.state_hash):
-        raise CheckpointCorruptError("the shared weights are damaged on this disk")
+        raise CheckpointCorruptError(
+            "the shared weights are damaged on this disk",
+            hint="export again when the round has closed: those are written anew",
+        )
     weights_P = read_state(store.file_of(origin.state_hash), num_parameters(model)).weights_P
     make_folder(folder)
     _replace_json(folder / CONFIG_NAME, config_of(model))
@@ -104,7 +109,9 @@ def export(run_dir: Path, module_id: str, origin: Provenance, folder: Path) -> N
     replace_file(folder / CARD_NAME, model_card(origin).encode(), mode=_FILE_MODE)
     write_weights(folder / WEIGHTS_NAME, weights_P, model)
     if not torch.equal(read_weights(folder / WEIGHTS_NAME, model), weights_P):
-        raise CheckpointCorruptError(f"{folder / WEIGHTS_NAME} does not read as it was written")
+        raise CheckpointCorruptError(
+            f"{folder / WEIGHTS_NAME} does not read as it was written", hint="export again"
+        )
 
 
 def hugging_face_name(slot: ParameterSlot) -> str:
@@ -122,6 +129,9 @@ def write_weights(file: Path, weights_P: Tensor, model: ModelSpec) -> None:
         file: where.
         weights_P: fp32, shape (P,), on the CPU.
         model: their shape.
+
+    Raises:
+        OSError: it cannot be written, as on a full disk; the old file is untouched.
     """
     array_P = weights_P.numpy()
     named = {
@@ -134,9 +144,19 @@ def write_weights(file: Path, weights_P: Tensor, model: ModelSpec) -> None:
         fsync_file(temporary)
         temporary.chmod(_FILE_MODE)
         temporary.replace(file)
+    except SafetensorError as error:
+        raise _system_error(error, temporary) from error
     finally:
         temporary.unlink(missing_ok=True)
     fsync_dir(file.parent)
+
+
+def _system_error(error: SafetensorError, file: Path) -> OSError:
+    """Return what the system said; the library tells it in words: `... (os error 28)`."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    if found is None:
+        return OSError(errno.EIO, str(error), str(file))
+    return OSError(int(found[1]), os.strerror(int(found[1])), str(file))
 
 
 def read_weights(file: Path, model: ModelSpec) -> Tensor:
@@ -304,10 +324,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with telling_full_disk(options.into):
             export(options.run_dir, options.module, origin, options.into)
     except (VolunteerError, P2PError) as error:
-        hint = getattr(error, "hint", "")
-        sys.stderr.write(f"allmende: {error}\n" + (f"  hint: {hint}\n" if hint else ""))
-        return getattr(error, "exit_code", 1)
+        return _tell(str(error), getattr(error, "hint", ""), getattr(error, "exit_code", 1))
+    except OSError as error:
+        return _tell(f"{error.filename or options.into}: {error.strerror or error}", "", 1)
     return 0
+
+
+def _tell(message: str, hint: str, exit_code: int) -> int:
+    sys.stderr.write(f"allmende: {message}\n" + (f"  hint: {hint}\n" if hint else ""))
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from p2p.blobstore import BlobStore
+from tests.fakes.tiny_disk import mounted_tiny_disk
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import CheckpointCorruptError, VolunteerError
 from volunteer.rounds.records import DENSE_MODULE
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.timeout(120)  # the import of transformers alone may ta
 
 MODEL = ModelSpec(num_layers=2, dim=48, num_heads=3, ffn_dim=80, context_tokens=64, rope_base=500.0)
 MOST_DIFFERENCE = 1e-4
+TEXTS = ("To be, or not", " two  blanks\n\ttab", "é ß 你 \U0001f600", "\x00\x7f", "don't")
 
 
 @pytest.fixture
@@ -55,10 +58,10 @@ def run_export(run_dir: Path, state_hash: str, into: Path) -> int:
 
 
 @pytest.mark.slow
-def test_transformers_gets_the_same_logits_and_gives_the_same_weights_back(
+def test_transformers_gets_the_same_logits_and_tokens_and_gives_the_same_weights_back(
     run_dir: Path, state_hash: str, weights_P: torch.Tensor, tmp_path: Path
 ) -> None:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     into = tmp_path / "exported"
     assert run_export(run_dir, state_hash, into) == 0
@@ -73,18 +76,10 @@ def test_transformers_gets_the_same_logits_and_gives_the_same_weights_back(
     theirs.save_pretrained(tmp_path / "saved")
     read_P = export.read_weights(tmp_path / "saved" / export.WEIGHTS_NAME, MODEL)
     assert torch.equal(read_P, weights_P)
-
-
-@pytest.mark.slow
-def test_the_tokenizer_is_bytes(run_dir: Path, state_hash: str, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    into = tmp_path / "exported"
-    assert run_export(run_dir, state_hash, into) == 0
     tokenizer = AutoTokenizer.from_pretrained(into)
-    for text in ("To be, or not", " two  blanks\n\ttab", "é ß 你 \U0001f600", "\x00\x7f", "don't"):
+    for text in TEXTS:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert ids == list(text.encode())
+        assert ids == list(text.encode()), "tokens are bytes"
         assert tokenizer.decode(ids) == text
 
 
@@ -137,6 +132,39 @@ def test_what_cannot_be_exported_is_named(
     assert run_export(run_dir, state_hash, tmp_path / "x") == 1
     assert "damaged" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_a_full_disk_is_said_and_the_earlier_weights_stay(
+    run_dir: Path, state_hash: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size_kib = 4 * num_parameters(MODEL) // 1024
+    with mounted_tiny_disk(tmp_path / "disk", size_kib=size_kib + 128) as disk:
+        into = disk / "exported"
+        assert run_export(run_dir, state_hash, into) == 0
+        before = (into / export.WEIGHTS_NAME).read_bytes()
+        assert run_export(run_dir, state_hash, into) == 1
+        assert (into / export.WEIGHTS_NAME).read_bytes() == before
+        assert not [file.name for file in into.iterdir() if file.name.startswith(".")]
+    told = capsys.readouterr().err
+    assert told.startswith("allmende: no space left to write ")
+    assert told.count("\n") == 2
+
+
+def test_a_folder_that_refuses_is_said(
+    run_dir: Path,
+    state_hash: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    into = tmp_path / "exported"
+
+    def refuse(file: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+
+    monkeypatch.setattr(export, "replace_file", refuse)
+    assert run_export(run_dir, state_hash, into) == 1
+    assert capsys.readouterr().err == f"allmende: {into / 'config.json'}: Permission denied\n"
 
 
 def damaged(named: dict[str, torch.Tensor], what: str) -> dict[str, torch.Tensor]:
