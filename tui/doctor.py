@@ -72,7 +72,12 @@ def _sections(
     agent, agent_faults = _ask_agent(locations, areas)
     faults += agent_faults
     patient = Patient(
-        config=config, locations=locations, environ=os.environ, agent=agent, pid=os.getpid()
+        config=config,
+        locations=locations,
+        environ=os.environ,
+        agent=agent,
+        is_agent_silent=bool(agent_faults),
+        pid=os.getpid(),
     )
     for area in areas:
         yield area, (*faults, *examine(area, patient))

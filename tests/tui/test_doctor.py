@@ -80,6 +80,16 @@ def test_an_agent_that_refuses_is_one_thing_to_fix(home: Path, fake: FakeAgent) 
     assert report.checks[0].fix == "update"
 
 
+def test_an_agent_that_does_not_answer_is_not_taken_for_none(home: Path, fake: FakeAgent) -> None:
+    fake.faults["doctor"] = ControlFault(message="busy", hint="wait")
+    for area in ("network", "clock"):
+        status, report = report_of(home, area)
+        assert status == 1
+        assert "allmende start" not in [check.fix for check in report.checks]
+        assert any("does not answer" in check.meaning for check in report.checks)
+        assert "listening" not in [check.name for check in report.checks]
+
+
 def test_settings_that_are_not_valid_are_the_first_thing_to_fix(home: Path) -> None:
     (home / "config.toml").write_text("threads = -1\n")
     status, report = report_of(home, "terminal")

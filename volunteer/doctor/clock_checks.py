@@ -29,7 +29,11 @@ _TIMEX_STATUS_WORD = 5
 
 
 def clock_checks(
-    facts: AgentFacts | None, now: datetime, *, is_synchronized: bool | None
+    facts: AgentFacts | None,
+    now: datetime,
+    *,
+    is_synchronized: bool | None,
+    is_agent_silent: bool = False,
 ) -> list[Check]:
     """Return every check of the clock.
 
@@ -37,11 +41,12 @@ def clock_checks(
         facts: of the running agent, its clocks just compared; None: none runs.
         now: the machine's clock, with its time zone.
         is_synchronized: as `read_synchronized` says.
+        is_agent_silent: whether one runs that does not answer.
     """
     return [
         _date(now),
         _service(is_synchronized),
-        _peers(facts.clocks if facts is not None else None),
+        _silent() if is_agent_silent else _peers(facts.clocks if facts is not None else None),
     ]
 
 
@@ -78,6 +83,10 @@ def _service(is_synchronized: bool | None) -> Check:
         meaning=meaning,
         fix=_FIX if is_synchronized is False else "",
     )
+
+
+def _silent() -> Check:
+    return _peer_check("note", "-", "only the agent knows peers, and it does not answer")
 
 
 def _peers(clocks: Sequence[PeerClock] | None) -> Check:

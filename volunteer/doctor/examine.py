@@ -40,7 +40,9 @@ class Patient:
     locations: Locations
     environ: Mapping[str, str]
     agent: AgentFacts | None
-    """What the running agent says; None: none runs."""
+    """What the running agent says; None: none runs, or it does not answer."""
+    is_agent_silent: bool = False
+    """Whether one runs that does not answer."""
     pid: int
     """Of the program that asks."""
 
@@ -52,14 +54,21 @@ def examine(area: Area, patient: Patient) -> list[Check]:
     if area == "gpu":
         return gpu_checks(read_gpus(), patient.config)
     if area == "network":
-        facts = read_network(patient.config, is_agent_running=patient.agent is not None)
-        return network_checks(facts, patient.agent, patient.config)
+        is_running = patient.agent is not None or patient.is_agent_silent
+        facts = read_network(patient.config, is_agent_running=is_running)
+        is_silent = patient.is_agent_silent
+        return network_checks(facts, patient.agent, patient.config, is_agent_silent=is_silent)
     if area == "disk":
         return disk_checks(patient.config, patient.locations)
     if area == "terminal":
         return terminal_checks(read_terminal(patient.environ))
     now = datetime.now().astimezone()
-    return clock_checks(patient.agent, now, is_synchronized=read_synchronized())
+    return clock_checks(
+        patient.agent,
+        now,
+        is_synchronized=read_synchronized(),
+        is_agent_silent=patient.is_agent_silent,
+    )
 
 
 def _idle(patient: Patient) -> list[Check]:
@@ -69,7 +78,8 @@ def _idle(patient: Patient) -> list[Check]:
         return idle_checks(agent.sources, decision, is_unknown=agent.is_idle_unknown)
     reports, decided = look(patient.config, patient.locations, patient.pid)
     is_unknown = decided.cause is Cause.UNKNOWN
-    return idle_checks(reports, own_decision(decided), is_unknown=is_unknown)
+    decision = own_decision(decided, is_agent_silent=patient.is_agent_silent)
+    return idle_checks(reports, decision, is_unknown=is_unknown)
 
 
 def read_gpus() -> GpuFacts:

@@ -66,8 +66,14 @@ def agent_decision(facts: AgentFacts) -> Check:
     )
 
 
-def own_decision(decision: Decision) -> Check:
-    """Return what an agent would decide now, at its start."""
+def own_decision(decision: Decision, *, is_agent_silent: bool = False) -> Check:
+    """Return what an agent would decide now, at its start.
+
+    Args:
+        decision: of our own sensors.
+        is_agent_silent: whether one runs that does not answer.
+    """
+    why = "the agent does not answer" if is_agent_silent else "no agent runs"
     is_unknown = decision.cause is Cause.UNKNOWN
     ends = f"; it would go on when {decision.resumes_when}" if decision.resumes_when else ""
     return Check(
@@ -75,7 +81,7 @@ def own_decision(decision: Decision) -> Check:
         name="now",
         level="wrong" if is_unknown else "well",
         value="it would contribute" if decision.may_contribute else "it would wait",
-        meaning=f"{decision.reason}{ends} (no agent runs; this is what one would do)",
+        meaning=f"{decision.reason}{ends} ({why}; this is what one would do)",
         fix=_UNKNOWN_FIX if is_unknown else "",
     )
 

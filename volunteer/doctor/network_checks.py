@@ -39,20 +39,30 @@ class NetworkFacts:
     """(address of `listen`, why it cannot be listened on); empty while an agent runs."""
 
 
-def network_checks(facts: NetworkFacts, agent: AgentFacts | None, config: Config) -> list[Check]:
+def network_checks(
+    facts: NetworkFacts,
+    agent: AgentFacts | None,
+    config: Config,
+    *,
+    is_agent_silent: bool = False,
+) -> list[Check]:
     """Return every check of the network.
 
     Args:
         facts: of this machine.
-        agent: what the running agent says; None: none runs.
+        agent: what the running agent says; None: none runs, or it does not answer.
         config: the owner's wishes.
+        is_agent_silent: whether one runs that does not answer: where it listens is not known.
     """
     listens = [parse_address(a) for a in (agent.listen_addrs if agent else config.listen)]
     checks = [
         _addresses(facts, {addr.family for addr in listens}),
-        *_listen(facts, agent, config),
+        *([] if is_agent_silent else _listen(facts, agent, config)),
         *_bootstrap(facts, config),
     ]
+    if is_agent_silent:
+        text = "who is connected, only the agent knows, and it does not answer"
+        return [*checks, _check("note", "peers", "-", text)]
     if agent is None:
         text = "who is connected, and who has reached this machine, only the agent knows"
         return [*checks, _check("note", "agent", "not running", text, "allmende start")]
