@@ -157,8 +157,10 @@ def _training(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> str:
     needed, least = plan.spec.hardware.ram_bytes, plan.config.ram_min_available_bytes
+    most = plan.config.ram_max_bytes
+    own = f"above {most / _GB:.1f} GB, and " if most else ""
     return (
-        f"about {needed / _GB:.1f} of {plan.ram_bytes / _GB:.0f} GB; pauses when others have"
+        f"about {needed / _GB:.1f} of {plan.ram_bytes / _GB:.0f} GB; pauses {own}when others have"
         f" less than {least / _GB:.1f} GB"
     )
 
@@ -167,7 +169,9 @@ def _disk(plan: Plan) -> str:
     needed, least = plan.spec.hardware.disk_bytes, plan.config.disk_min_free_bytes
     free = plan.disk_free_bytes
     here = "" if free is None else f" of {free / _GB:.0f} GB free"
-    return f"about {needed / _GB:.1f}{here or ' GB'}; pauses below {least / _GB:.1f} GB"
+    most = plan.config.disk_max_bytes
+    own = f", and above {most / _GB:.1f} GB of its own" if most else ""
+    return f"about {needed / _GB:.1f}{here or ' GB'}; pauses below {least / _GB:.1f} GB{own}"
 
 
 def _network(plan: Plan) -> str:
@@ -179,6 +183,8 @@ def _network(plan: Plan) -> str:
         for name, cap in (("up", config.upload_bytes_per_s), ("down", config.download_bytes_per_s))
         if cap
     ]
+    if config.monthly_data_budget_bytes:
+        caps.append(f"at most {config.monthly_data_budget_bytes / _GB:.2f} GB a month")
     return (
         f"every {spec.rounds.round_s / 60:g} min {blob_bytes / 1e6:.1f} MB for each of up to {most}"
         f" members; {', '.join(caps) or 'unlimited'}"

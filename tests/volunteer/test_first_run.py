@@ -92,6 +92,11 @@ def test_the_plan_goes_by_the_settings() -> None:
     cpu = Config(device="cpu", threads=2, upload_bytes_per_s=1_000_000)
     assert rows(config=cpu)["Trains"].endswith("on 2 of 16 CPU threads at lowest priority")
     assert "up at most 1.00 MB/s" in rows(config=cpu)["Network"]
+    budget = rows(config=Config(monthly_data_budget_bytes=5_000_000_000))["Network"]
+    assert budget.endswith("; at most 5.00 GB a month")
+    assert "; pauses above 1.0 GB, and when" in rows(config=Config(ram_max_bytes=10**9))["Memory"]
+    disk = rows(config=Config(disk_max_bytes=10**9))["Disk"]
+    assert disk.endswith("; pauses below 2.1 GB, and above 1.0 GB of its own")
     assert "on cuda:1 and" in rows(config=Config(device="cuda:1"))["Trains"]
     assert "the first GPU that PyTorch can use, else 15 of 16" in rows(gpus=())["Trains"]
     assert rows(disk_free_bytes=None)["Disk"].startswith("about 1.1 GB; pauses")
