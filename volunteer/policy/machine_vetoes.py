@@ -6,7 +6,7 @@ Runs in: agent. Stage 1 of the map. Pure.
 from __future__ import annotations
 
 from volunteer.policy.signals import IdleConfig, Signals
-from volunteer.policy.veto import Cause, Veto, at_once, gb
+from volunteer.policy.veto import Cause, Veto, amount, at_once, gb
 
 COOLED_BY_CELSIUS = 10.0
 """How far below the limit it must cool: under our own load it would be back at once."""
@@ -118,10 +118,11 @@ OWN_DISK = Veto(
     is_on=lambda config: config.disk_max_bytes > 0,
     is_present=_takes_too_much_disk,
     reason=lambda signals, config: (
-        f"its data takes {gb(signals.own_disk_bytes or 0)} of the disk, more than you allow"
+        f"its data takes {amount(signals.own_disk_bytes or 0)} of the disk, more than you allow"
     ),
     resumes_when=lambda signals, config: (
-        f"it takes less than {gb(config.disk_max_bytes)} (`disk_max_bytes`); old states go first"
+        f"it takes less than {amount(config.disk_max_bytes)} (`disk_max_bytes`);"
+        " old states go first"
     ),
     calm_reason="its data takes no more of the disk than you allow",
 )
@@ -158,10 +159,11 @@ OWN_MEMORY = Veto(
     is_on=lambda config: config.ram_max_bytes > 0,
     is_present=_holds_too_much_memory,
     reason=lambda signals, config: (
-        f"it holds {gb(signals.own_ram_bytes or 0)} of memory, more than you allow"
+        f"it holds {amount(signals.own_ram_bytes or 0)} of memory, more than you allow"
     ),
     resumes_when=lambda signals, config: (
-        f"it holds less than {gb(config.ram_max_bytes)} (`ram_max_bytes`), and is tried again then"
+        f"it holds less than {amount(config.ram_max_bytes)} (`ram_max_bytes`),"
+        " and is tried again then"
     ),
     calm_reason="it held more memory than you allow (`ram_max_bytes`), and has let go of it",
     pause_after_s=at_once,

@@ -85,6 +85,11 @@ def gb(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.1f} GB"
 
 
+def amount(size_bytes: int) -> str:
+    """Return a size as `1.5 GB`, and below one as `560 MB`: limits of our own may be small."""
+    return gb(size_bytes) if size_bytes >= 10**9 else f"{size_bytes / 1e6:.0f} MB"
+
+
 def percent(fraction: float) -> str:
     """Return a fraction as `25 %`."""
     return f"{100 * fraction:.0f} %"
