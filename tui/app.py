@@ -17,7 +17,7 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from tui import launch, view_state
+from tui import launch, pause_words, view_state
 from tui.feed import AgentFeed
 from tui.screens.dialogs import PAUSES, HelpDialog, PauseDialog, StopDialog
 from tui.screens.first_run import NOTHING_STARTED, FirstRunScreen
@@ -202,7 +202,9 @@ class AllmendeApp(App[None]):
         answer = await self.push_screen_wait(StopDialog(self._feed.snapshot.status))
         if answer is None:
             return
-        if answer == "finish":
+        status = self._feed.snapshot.status
+        # Where nothing is trained there is no round to finish.
+        if answer == "finish" and (status is None or pause_words.is_training(status)):
             self.notify("The agent ends when this round has closed.", title="Finishing")
             await self._command("stop", {"finish": True})
             return

@@ -161,6 +161,9 @@ class AgentFeed:
         except NoAgentError:
             await self.start_agent()
         except ControlError as error:
+            if isinstance(error.__cause__, TimeoutError):
+                self._say_silent()
+                return
             self._change(is_urgent=True, link=Link.FAULTY, note=str(error), hint=error.hint)
         else:
             self._take_status(status, is_urgent=True)

@@ -35,7 +35,8 @@ def pause(locations: Locations, for_s: float | None, *, is_finish: bool, as_json
         raise typer.BadParameter("--for and --finish exclude each other")
     before = None if as_json else _status_if_quick(locations)
     if before is not None:
-        _write(round_left(before) + "." if is_finish else cost_sentence(before))
+        is_awaited = is_finish and is_training(before)
+        _write(f"{round_left(before)}." if is_awaited else cost_sentence(before))
     args: dict[str, float] = {"finish": True} if is_finish else {}
     with _client(locations) as client:
         client.request("pause", object, args if for_s is None else {"for_s": for_s})

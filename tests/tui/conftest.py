@@ -56,10 +56,17 @@ async def agent(locations: Locations) -> AsyncIterator[FakeAgent]:
 
 
 def make_app(
-    locations: Locations, *, start_if_none: bool = False, silent_after_s: float = 10.0
+    locations: Locations,
+    *,
+    start_if_none: bool = False,
+    silent_after_s: float = 10.0,
+    request_deadline_s: float = 10.0,
 ) -> AllmendeApp:
     feed = functools.partial(
-        AgentFeed, silent_after_s=silent_after_s, retry_every_s=0.02, request_deadline_s=10.0
+        AgentFeed,
+        silent_after_s=silent_after_s,
+        retry_every_s=0.02,
+        request_deadline_s=request_deadline_s,
     )
     return AllmendeApp(locations, start_if_none=start_if_none, clock=frozen_clock, make_feed=feed)
 

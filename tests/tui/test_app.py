@@ -174,6 +174,16 @@ async def test_a_slow_agent_is_called_silent_not_gone(
         await wait_text(pilot, app, "#round", "Round 13")
 
 
+async def test_an_agent_that_hangs_from_the_start_is_silent_and_can_be_paused(
+    agent: FakeAgent, locations: Locations
+) -> None:
+    agent.silent_verbs |= {"status", "watch"}
+    app = make_app(locations, start_if_none=True, request_deadline_s=0.05)
+    async with app.run_test() as pilot:
+        await wait_text(pilot, app, "#headline", "! No answer\nIt has not said anything yet.")
+        assert app.check_action("pause", ())
+
+
 async def test_garbage_is_told_and_survived(agent: FakeAgent, locations: Locations) -> None:
     app = make_app(locations)
     async with app.run_test() as pilot:

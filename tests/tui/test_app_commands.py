@@ -280,6 +280,20 @@ async def test_stopping_after_the_round_leaves_the_view_open(
         assert app.is_running
 
 
+async def test_where_nothing_is_trained_no_round_is_finished_before_the_stop(
+    agent: FakeAgent, locations: Locations
+) -> None:
+    agent.status = make_status(state="paused")
+    app = make_app(locations)
+    async with app.run_test() as pilot:
+        await wait_text(pilot, app, "#headline", "Paused")
+        await pilot.press("Q")
+        await wait_until(pilot, shows(app, StopDialog))
+        await pilot.press("f")
+        await wait_until(pilot, lambda: "stop" in verbs(agent))
+        assert [r.args for r in agent.requests if r.verb == "stop"] == [{}]
+
+
 async def test_a_snooze_of_half_an_hour(agent: FakeAgent, locations: Locations) -> None:
     app = make_app(locations)
     async with app.run_test() as pilot:

@@ -141,6 +141,12 @@ def test_a_round_is_finished_before_the_pause(home: Path, fake: FakeAgent) -> No
     assert "exclude each other" in result.stderr
 
 
+def test_where_nothing_is_trained_no_round_is_said_to_close(home: Path, fake: FakeAgent) -> None:
+    fake.status = make_status(state="paused", trainer_pid=None)
+    lines = run(home, "pause", "--finish").stdout.splitlines()
+    assert lines[0] == "Nothing is trained just now: a pause costs nothing."
+
+
 def test_a_round_is_finished_before_the_stop(home: Path, fake: FakeAgent) -> None:
     assert run(home, "stop", "--finish").stdout.splitlines()[1] == (
         "When round 12 has closed, in about 5 min 50 s, the agent stops, as you said."

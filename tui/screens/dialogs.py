@@ -125,14 +125,16 @@ class StopDialog(_Dialog[str]):
         """Say what stopping means."""
         is_training = status is not None and pause_words.is_training(status)
         cost = f"{pause_words.round_left(status)}.\n" if status and is_training else ""
+        can_finish = status is None or is_training
+        finish = "  f               finish this round, then stop it\n" if can_finish else ""
         super().__init__(
             "Stop the agent?",
             f"{cost}This machine stops contributing until you start it again.\n"
             "What it has trained is saved first, and goes out after the next start.\n\n"
             "  Q, y or Enter   stop it and close the view\n"
-            "  f               finish this round, then stop it\n"
+            f"{finish}"
             "  Escape          go on",
-            keys="Q: stop  f: finish  Esc: no",
+            keys="Q: stop  f: finish  Esc: no" if can_finish else "Q: stop  Esc: no",
         )
 
 
