@@ -34,6 +34,7 @@ def install(
 ) -> None:
     """Have the agent started at each login, with the settings of `allmende config`."""
     from volunteer.config import load_config
+    from volunteer.service.service import ServiceError
 
     service = _service()
     if is_shown:
@@ -43,7 +44,10 @@ def install(
     # What the agent would refuse at each login is said now.
     load_config(locations.config_file, {})
     locations.prepare()
-    service.install(is_now=is_now)
+    try:
+        service.install(is_now=is_now)
+    except OSError as error:
+        raise ServiceError(f"{error.filename} cannot be written: {error.strerror}") from error
     _write(*_told(service.status()))
     _write("  see it: allmende service status    undo it: allmende service uninstall")
 

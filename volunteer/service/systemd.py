@@ -187,7 +187,7 @@ class SystemdService:
     def _read(self) -> str | None:
         try:
             return self.file.read_text("utf-8", errors="replace")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def _remove_empty_folders(self) -> None:
