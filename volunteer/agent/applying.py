@@ -25,7 +25,7 @@ from volunteer.rounds import events as ev
 from volunteer.rounds.chain import RECENT_COMMITS, expected_at, listed_in_order
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.sampling import sample_contributions
-from volunteer.rounds.turn import eligible_contributions, roster_votes
+from volunteer.rounds.turn import eligible_contributions, roster_votes, votes_for
 
 log = logging.getLogger(__name__)
 MAX_COMPUTED = 16
@@ -116,5 +116,6 @@ def next_list(machine: Machine) -> tuple[str, tuple[ev.Listed, ...]] | None:
         machine.rules.max_contributions,
         seed=tip,
         first=roster_votes(known, facts, eligible),
+        votes=votes_for(known, facts, eligible),
     )
     return tip, listed_in_order(chosen, facts, known.contributions)

@@ -113,9 +113,11 @@ class Fetching:
             if ids is looked_at.get(base):
                 continue
             for contribution_id in ids - looked_at.get(base, frozenset()):
-                author = known.contributions[contribution_id].author
-                if (author, base) not in self._authors:
-                    self._draw.add(contribution_id, is_first=author in members)
+                record = known.contributions[contribution_id]
+                if (record.author, base) not in self._authors:
+                    is_vote = record.vote and base == tip.commit_id
+                    is_first = record.author in members
+                    self._draw.add(contribution_id, is_first=is_first, is_vote=is_vote)
 
     def _to_fetch_ahead(self, now_s: float) -> list[str]:
         """Return the contributions that a commit on the tip may list, and whose blobs lack."""

@@ -24,6 +24,7 @@ from volunteer.rounds.turn import (
     leavings_to_list,
     roster_votes,
     turn_delay_s,
+    votes_for,
 )
 
 
@@ -63,6 +64,7 @@ class Proposing:
             known.rules.max_contributions,
             seed=tip.commit_id,
             first=roster_votes(known, tip, eligible),
+            votes=votes_for(known, tip, eligible),
         )
         if not self.requests.begin(Kind.PROPOSE, tip.commit_id, now_s):
             return None

@@ -18,7 +18,12 @@ LOTS_REMEMBERED = 4096
 
 
 def sample_contributions(
-    eligible: Sequence[str], limit: int, *, seed: str, first: Collection[str] = ()
+    eligible: Sequence[str],
+    limit: int,
+    *,
+    seed: str,
+    first: Collection[str] = (),
+    votes: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Return at most `limit` of `eligible`, sorted.
 
@@ -29,13 +34,17 @@ def sample_contributions(
         eligible: what may be listed.
         limit: how many a commit may list.
         seed: the parent commit.
-        first: what has three quarters of the places to itself: votes of the rosters, without
+        first: what has three quarters of the places to itself: what the rosters made, without
             which nothing becomes final. The others share the rest with what is left of these.
+        votes: of `first`, the votes for the parent: they take those places before what is late. A
+            late vote certifies as well, but only a vote in the next list does so promptly.
     """
     if len(eligible) <= limit:
         return tuple(sorted(eligible))
     drawn = sorted(eligible, key=lambda i: _lot(seed, i))
-    chosen = [i for i in drawn if i in first][: limit - limit // OTHERS_PART]
+    # Sorting is stable: the lots decide among the votes, and among the others.
+    in_rosters = sorted((i for i in drawn if i in first), key=lambda i: i not in votes)
+    chosen = in_rosters[: limit - limit // OTHERS_PART]
     rest = [i for i in drawn if i not in chosen]
     return tuple(sorted(chosen + rest[: limit - len(chosen)]))
 
@@ -54,7 +63,8 @@ class Draw:
 
     seed: str
     limit: int
-    _first: list[tuple[bytes, str]] = field(default_factory=list)
+    _first: list[tuple[bool, bytes, str]] = field(default_factory=list)
+    """(is it no vote for the parent, lot, contribution), sorted."""
     _others: list[tuple[bytes, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -63,18 +73,21 @@ class Draw:
 
     def ids(self) -> list[str]:
         """Return what was added."""
-        return [i for _, i in self._first + self._others]
+        return [i for _, _, i in self._first] + [i for _, i in self._others]
 
-    def add(self, contribution_id: str, *, is_first: bool) -> None:
-        """Let a contribution take part; `is_first` as in `sample_contributions`."""
-        lots = self._first if is_first else self._others
-        bisect.insort(lots, (_lot(self.seed, contribution_id), contribution_id))
+    def add(self, contribution_id: str, *, is_first: bool, is_vote: bool) -> None:
+        """Let a contribution take part: whether it is in `first` and `votes` of the sample."""
+        lot = _lot(self.seed, contribution_id)
+        if is_first:
+            bisect.insort(self._first, (not is_vote, lot, contribution_id))
+        else:
+            bisect.insort(self._others, (lot, contribution_id))
 
     def chosen(self, out: Set[str]) -> list[str]:
         """Return what would be listed now, leaving `out` out, which cannot be had."""
-        first = [lot for lot in self._first if lot[1] not in out]
+        first = [(lot, i) for _, lot, i in self._first if i not in out]
         others = [lot for lot in self._others if lot[1] not in out]
         kept = self.limit - self.limit // OTHERS_PART
-        rest = sorted(first[kept : kept + self.limit] + others[: self.limit])
+        rest = sorted(first[kept:] + others[: self.limit])
         chosen = first[:kept]
         return [i for _, i in chosen + rest[: self.limit - len(chosen)]]

@@ -60,6 +60,12 @@ def roster_votes(known: Knowledge, tip: ChainFacts, eligible: Iterable[str]) -> 
     return frozenset(i for i in eligible if known.contributions[i].author in members)
 
 
+def votes_for(known: Knowledge, tip: ChainFacts, contribution_ids: Iterable[str]) -> frozenset[str]:
+    """Return those of `contribution_ids` that vote for `tip`: a child's list may certify it."""
+    found = ((i, known.contributions[i]) for i in contribution_ids)
+    return frozenset(i for i, record in found if record.vote and record.base == tip.commit_id)
+
+
 def leavings_to_list(known: Knowledge, tip: ChainFacts, me: str, *, limit: int) -> tuple[str, ...]:
     """Return the farewells that a child of `tip` may list; not our own, since we are back."""
     heights = {tip.commit_id: tip.height, tip.parent_id: tip.height - 1}

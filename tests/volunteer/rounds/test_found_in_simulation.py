@@ -9,8 +9,15 @@ from tests.volunteer.rounds.desk import FAILOVER_S, GRACE_S, ROUND_S, Desk, desk
 from tests.volunteer.rounds.test_chain import grown
 from volunteer.rounds import events as ev
 from volunteer.rounds.chain import rank_order
-from volunteer.rounds.sampling import sample_contributions
-from volunteer.rounds.turn import Timing, least_turn_delay_s, roster_votes, turn_delay_s
+from volunteer.rounds.sampling import OTHERS_PART, sample_contributions
+from volunteer.rounds.turn import (
+    Timing,
+    eligible_contributions,
+    least_turn_delay_s,
+    roster_votes,
+    turn_delay_s,
+    votes_for,
+)
 
 
 def test_the_ranks_that_are_kept_belong_to_one_commit_and_one_set_of_rules() -> None:
@@ -94,6 +101,30 @@ def test_the_rosters_fill_three_quarters_of_a_list_at_most() -> None:
         sample_contributions([*members, *others], 8, seed=f"{i}", first=members) for i in range(50)
     ]
     assert {i for chosen in lists for i in chosen} == {*members, *others}
+
+
+def test_what_is_late_does_not_keep_the_votes_of_a_round_out_of_a_list() -> None:
+    """Else nothing is certified promptly while many are late (30 members, seed 72)."""
+    people, most = "abcdefgh", 8
+    chain = ChainBuilder(make_rules(publisher="", max_contributions=most))
+    tip = chain.genesis
+    for _ in range(3):
+        tip = chain.round(tip, people)
+    for _ in range(6):
+        # Four of this round's are late: of the next one all are there in time.
+        made = {author: chain.contribution(author, tip) for author in people}
+        child = chain.commit(tip, [made[author] for author in people[:4]])
+        facts = chain.facts(child)
+        in_time = {chain.contribution(author, child) for author in people}
+        eligible = eligible_contributions(chain.known, facts, ())
+        assert len(eligible) == len(people) + 4
+        first = roster_votes(chain.known, facts, eligible)
+        votes = votes_for(chain.known, facts, eligible)
+        chosen = sample_contributions(eligible, most, seed=child, first=first, votes=votes)
+        assert len(votes.intersection(chosen)) >= most - most // OTHERS_PART
+        assert votes == in_time
+        tip = chain.commit(child, chosen)
+        assert chain.facts(tip).is_parent_prompt
 
 
 def test_where_more_are_active_than_a_commit_lists_a_committee_makes_them_final() -> None:

@@ -16,22 +16,26 @@ MANY = 4 * LIMIT
 
 
 @given(
-    st.dictionaries(st.integers(0, 200), st.booleans(), min_size=1, max_size=60),
+    st.dictionaries(
+        st.integers(0, 200), st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60
+    ),
     st.integers(1, 12),
     st.sets(st.integers(0, 200), max_size=20),
 )
 def test_a_draw_is_the_sample_of_what_can_be_had(
-    is_first_of: dict[int, bool], limit: int, out: set[int]
+    kinds: dict[int, tuple[bool, bool]], limit: int, out: set[int]
 ) -> None:
     draw = Draw("seed", limit)
-    for number, is_first in is_first_of.items():
-        draw.add(hash_of(str(number)), is_first=is_first)
+    for number, (is_first, is_vote) in kinds.items():
+        draw.add(hash_of(str(number)), is_first=is_first, is_vote=is_vote)
     is_out = {hash_of(str(number)) for number in out}
-    left = [hash_of(str(number)) for number in is_first_of if number not in out]
-    first = {hash_of(str(number)) for number, is_first in is_first_of.items() if is_first}
-    chosen = draw.chosen(is_out)
-    assert sorted(chosen) == list(sample_contributions(left, limit, seed="seed", first=first))
-    assert len(draw) == len(is_first_of)
+    left = [hash_of(str(number)) for number in kinds if number not in out]
+    first = {hash_of(str(number)) for number, (is_first, _) in kinds.items() if is_first}
+    votes = {hash_of(str(number)) for number, (_, is_vote) in kinds.items() if is_vote}
+    sample = sample_contributions(left, limit, seed="seed", first=first, votes=votes)
+    assert sorted(draw.chosen(is_out)) == list(sample)
+    assert sorted(draw.ids()) == sorted(hash_of(str(number)) for number in kinds)
+    assert len(draw) == len(kinds)
 
 
 def crowded_desk(num_authors: int) -> tuple[Desk, list[str]]:
