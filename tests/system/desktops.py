@@ -55,7 +55,7 @@ def x_server() -> Iterator[int]:
     program = need("Xvfb", "xvfb")
     read_end, write_end = os.pipe()
     argv = [program, "-displayfd", str(write_end), "-screen", "0", "640x480x24", "-nolisten", "tcp"]
-    argv += ["-noreset"]  # or it begins anew, and resets who connects then, when the last one leaves
+    argv += ["-noreset"]  # or it begins anew when the last one leaves, and resets who connects then
     process = subprocess.Popen(
         argv,
         pass_fds=[write_end],
