@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.system.agents import RealAgent, ending
+from volunteer.answers import Status
 from volunteer.run import read_run_spec
 from volunteer.training.export import WEIGHTS_NAME, read_weights
 from volunteer.training.layout import num_parameters
@@ -19,12 +20,20 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(120)]
 FLAGS = ("--no-mdns", "--no-dht", "--device", "cpu", "--listen", "/ip4/127.0.0.1/tcp/0")
 
 
+def has_state(agent: RealAgent, status: Status) -> bool:
+    """Return whether the state that it tells of has been made: its hash is known before."""
+    blobs = agent.locations.blobs_dir(status.run_id, "dense")
+    return bool(status.state_hash) and (blobs / status.state_hash).exists()
+
+
 def test_the_weights_are_those_of_the_state(tmp_path: Path) -> None:
     agent = RealAgent(tmp_path / "home", FLAGS)
     into = tmp_path / "model"
     with ending([agent]):
         agent.start()
-        status = agent.wait_for("it has weights", lambda s: bool(s.state_hash), 60)
+        early = agent.allmende("export", str(tmp_path / "early"))
+        assert early.returncode == 0 or "`allmende status` says how far" in early.stderr
+        status = agent.wait_for("it has weights", lambda s: has_state(agent, s), 60)
         done = agent.allmende("export", str(into), "--json")
         assert done.returncode == 0, done.stderr
         exported = json.loads(done.stdout)

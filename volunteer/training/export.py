@@ -95,7 +95,10 @@ def export(run_dir: Path, module_id: str, origin: Provenance, folder: Path) -> N
     model = origin.spec.model
     store = BlobStore(run_dir / "modules" / module_id / "blobs")
     if not is_blob_id(origin.state_hash) or not store.has(origin.state_hash):
-        raise VolunteerError("the shared weights are not on this disk any more")
+        raise VolunteerError(
+            "the shared weights are not on this disk just now",
+            hint="they are being made or fetched: `allmende status` says how far they are",
+        )
     if not store.verify(origin.state_hash):
         raise CheckpointCorruptError(
             "the shared weights are damaged on this disk",
