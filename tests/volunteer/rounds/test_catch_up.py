@@ -35,9 +35,6 @@ class Row(NamedTuple):
     """Heights of commits of which one blob cannot be had."""
 
 
-CERTIFIED = 1
-"""The best commit itself is not certified yet; the one below it is, by its contributions."""
-
 ROWS = {
     "two behind, however dear": Row(2, "abc", 10, 0),
     "three behind, blobs cheaper": Row(3, "abc", 901, 0),
