@@ -22,6 +22,15 @@ MAX_SPEC_BYTES = 64 * 1024
 _HASH_CONTEXT = b"allmende/run/1\x00"
 KNOWN_CODECS = (("int4", 1), ("fp16", 1), ("fp32", 1))
 """Id and version."""
+LATER_KEYS: dict[str, frozenset[str]] = {
+    "model": frozenset(),
+    "data": frozenset(),
+    "inner": frozenset(),
+    "outer": frozenset(),
+    "codec": frozenset(),
+    "evaluation": frozenset(),
+}
+"""By table, keys that specs of format 1 did not have at first; each has a default."""
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -168,8 +177,17 @@ class RunSpec(_Table, frozen=True, kw_only=True):
 
 
 def signed_bytes(spec: RunSpec) -> bytes:
-    """Return the canonical bytes of `spec`: sorted JSON without the signature, in a context."""
-    plain = msgspec.structs.replace(spec, signature="")
+    """Return the canonical bytes of `spec`: sorted JSON without the signature, in a context.
+
+    A key that came later (`LATER_KEYS`) is left out where it has its default, so that a run keeps
+    its id when specs learn to say more.
+    """
+    plain = msgspec.to_builtins(msgspec.structs.replace(spec, signature=""))
+    for name, keys in LATER_KEYS.items():
+        table = getattr(spec, name)
+        for field in msgspec.structs.fields(table):
+            if field.name in keys and getattr(table, field.name) == field.default:
+                del plain[name][field.name]
     return _HASH_CONTEXT + msgspec.json.encode(plain, order="sorted")
 
 
