@@ -15,7 +15,7 @@ from pathlib import Path
 
 from volunteer.config import Config, load_config, parse_config, read_config_text
 from volunteer.errors import ConfigError
-from volunteer.files import replace_file
+from volunteer.files import replace_file, turn_in_folder
 
 _YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
@@ -51,11 +51,12 @@ def change_setting(file: Path, key: str, values: Sequence[str] | None) -> Config
         StorageFullError, OSError: it could not be written; the old file stays.
     """
     verify_key(key)
-    text = without_key(read_config_text(file), key)
-    if values is not None:
-        text = with_line(text, f"{key} = {toml_of(parse_value(key, values))}")
-    config = parse_config(text, file, {})
-    replace_file(file, text.encode())
+    with turn_in_folder(file.parent):
+        text = without_key(read_config_text(file), key)
+        if values is not None:
+            text = with_line(text, f"{key} = {toml_of(parse_value(key, values))}")
+        config = parse_config(text, file, {})
+        replace_file(file, text.encode())
     return config
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def test_a_setting_is_added_changed_and_taken_back(file: Path) -> None:
     assert read_setting(file, "idle_minutes") == 2.5
     change_setting(file, "idle_minutes", None)
     assert file.read_text() == MINE
+
+
+def test_changes_at_once_lose_none(file: Path) -> None:
+    wanted = {"idle_minutes": "7.0", "threads": "2", "mdns": "false", "duty_fraction": "0.5"}
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        for turn in range(10):
+            for key in wanted:
+                change_setting(file, key, None)
+            done = [pool.submit(change_setting, file, key, [text]) for key, text in wanted.items()]
+            assert all(each.result() for each in done), turn
+            now = {key: toml_of(read_setting(file, key)) for key in wanted}
+            assert now == wanted, turn
 
 
 def test_a_list_over_many_lines_is_replaced_whole(file: Path) -> None:
