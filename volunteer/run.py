@@ -20,10 +20,10 @@ from volunteer.rounds.records import Hash, Name
 
 MAX_SPEC_BYTES = 64 * 1024
 _HASH_CONTEXT = b"allmende/run/1\x00"
-KNOWN_CODECS = (("int4", 1), ("fp16", 1), ("fp32", 1))
+KNOWN_CODECS = (("int4", 1), ("int8", 1), ("fp16", 1), ("fp32", 1))
 """Id and version."""
 LATER_KEYS: dict[str, frozenset[str]] = {
-    "model": frozenset(),
+    "model": frozenset({"num_kv_heads", "tied_embeddings"}),
     "data": frozenset(),
     "inner": frozenset(),
     "outer": frozenset(),
@@ -43,7 +43,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ModelSpec(_Table, frozen=True, kw_only=True):
-    """A decoder: RMSNorm, RoPE, SwiGLU, causal attention, no biases, tied embeddings."""
+    """A decoder of Llama's shape: RMSNorm, RoPE, SwiGLU, causal attention, no biases."""
 
     num_layers: Annotated[int, msgspec.Meta(ge=1, le=256)]
     dim: Annotated[int, msgspec.Meta(ge=8, le=65536)]
@@ -54,6 +54,20 @@ class ModelSpec(_Table, frozen=True, kw_only=True):
     context_tokens: Annotated[int, msgspec.Meta(ge=8, le=2**20)]
     vocab_size: Annotated[int, msgspec.Meta(ge=2, le=2**20)] = 256
     rope_base: _Positive = 10000.0
+    num_kv_heads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    """Heads of keys and values, of which groups of query heads share one; 0: as many as those."""
+    tied_embeddings: bool = True
+    """Whether the embedding is the output projection too; else that is a matrix of its own."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.dim // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_kv_heads or self.num_heads
 
 
 class GenesisSpec(_Table, frozen=True, kw_only=True):
@@ -102,7 +116,7 @@ class CodecSpec(_Table, frozen=True, kw_only=True):
     """How a pseudo-gradient is compressed."""
 
     id: Name = "int4"
-    """`int4`, or the floats themselves: `fp16` (4 times the bytes), `fp32` (8 times)."""
+    """`int4`; `int8` (twice the bytes); or the floats themselves: `fp16` (4 times), `fp32` (8)."""
     version: _Count = 1
     block_elements: Annotated[int, msgspec.Meta(ge=16, le=65536)] = 4096
     """Parameters that share a scale; with the floats, that are measured together."""
@@ -112,8 +126,8 @@ class CodecSpec(_Table, frozen=True, kw_only=True):
     @property
     def bytes_per_parameter(self) -> float:
         """Size of a contribution's blob for each parameter, without its header."""
-        if self.id == "int4":
-            return 0.5 + 4 / self.block_elements
+        if self.id in ("int4", "int8"):
+            return {"int4": 0.5, "int8": 1.0}[self.id] + 4 / self.block_elements
         return {"fp16": 2.0, "fp32": 4.0}[self.id]
 
 
@@ -220,6 +234,8 @@ def verify_run_spec(spec: RunSpec, *, source: str) -> None:
     problems = []
     if spec.model.dim % (2 * spec.model.num_heads):
         problems.append("model.dim must be a multiple of 2 * model.num_heads")
+    if spec.model.num_heads % spec.model.kv_heads:
+        problems.append("model.num_kv_heads must divide model.num_heads")
     if spec.model.vocab_size != 256:
         problems.append("model.vocab_size must be 256 for the bytes tokenizer")
     problems += [

@@ -43,12 +43,16 @@ def numbers_file(metadata: dict[str, str], tensors: list[tuple[str, str, list[An
 def layout_of(model: dict[str, Any]) -> list[tuple[str, int]]:
     """Return names and numbers of elements, in order (17.2)."""
     d, f = model["dim"], model["ffn_dim"]
+    k = d // model["num_heads"] * (model.get("num_kv_heads") or model["num_heads"])
     slots = [("embedding", model["vocab_size"] * d)]
     for i in range(model["num_layers"]):
-        sizes = {"attention_norm": d, "wq": d * d, "wk": d * d, "wv": d * d, "wo": d * d}
+        sizes = {"attention_norm": d, "wq": d * d, "wk": k * d, "wv": k * d, "wo": d * d}
         sizes |= {"ffn_norm": d, "w1": f * d, "w3": f * d, "w2": d * f}
         slots += [(f"layers.{i}.{name}", size) for name, size in sizes.items()]
-    return [*slots, ("final_norm", d)]
+    slots.append(("final_norm", d))
+    if not model.get("tied_embeddings", True):
+        slots.append(("output", model["vocab_size"] * d))
+    return slots
 
 
 def num_parameters(model: dict[str, Any]) -> int:

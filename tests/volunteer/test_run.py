@@ -73,6 +73,7 @@ def test_the_run_ids_of_the_shipped_runs_are_pinned() -> None:
         ("beta2 = 0.95", "beta2 = 1.0", "beta2"),
         ("held_out_fraction = 0.05", "held_out_fraction = 0.0", "held_out_fraction"),
         ("num_heads = 4", "num_heads = 7", "multiple"),
+        ("num_kv_heads = 0", "num_kv_heads = 3", "num_kv_heads must divide"),
         ("vocab_size = 256", "vocab_size = 300", "256"),
         ('"builtin:milton"', '"file:/etc/passwd"', "builtin:NAME"),
         ('id = "int4"', 'id = "int2"', "unknown"),

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 from volunteer.run import ModelSpec
 
+LAYER_NAMES = ("attention_norm", "wq", "wk", "wv", "wo", "ffn_norm", "w1", "w3", "w2")
+"""Of the parameters of a decoder layer, in their order."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlot:
@@ -43,7 +46,8 @@ class ParameterSlot:
 def model_layout(model: ModelSpec) -> tuple[ParameterSlot, ...]:
     """Return the slots of `model`, in order and without gaps.
 
-    The output projection is tied to "embedding" and has no slot of its own.
+    Where the output projection is tied to "embedding" it has no slot of its own; else it comes
+    last.
     """
     slots: list[ParameterSlot] = []
     offset = 0
@@ -59,15 +63,22 @@ def num_parameters(model: ModelSpec) -> int:
 
 
 def _names_and_shapes(model: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    dim, ffn_dim = model.dim, model.ffn_dim
+    dim, ffn_dim, kv_dim = model.dim, model.ffn_dim, model.kv_heads * model.head_dim
+    shapes = {
+        "attention_norm": (dim,),
+        "wq": (dim, dim),
+        "wk": (kv_dim, dim),
+        "wv": (kv_dim, dim),
+        "wo": (dim, dim),
+        "ffn_norm": (dim,),
+        "w1": (ffn_dim, dim),
+        "w3": (ffn_dim, dim),
+        "w2": (dim, ffn_dim),
+    }
     yield "embedding", (model.vocab_size, dim)
     for index in range(model.num_layers):
-        layer = f"layers.{index}."
-        yield layer + "attention_norm", (dim,)
-        for name in ("wq", "wk", "wv", "wo"):
-            yield layer + name, (dim, dim)
-        yield layer + "ffn_norm", (dim,)
-        yield layer + "w1", (ffn_dim, dim)
-        yield layer + "w3", (ffn_dim, dim)
-        yield layer + "w2", (dim, ffn_dim)
+        for name in LAYER_NAMES:
+            yield f"layers.{index}.{name}", shapes[name]
     yield "final_norm", (dim,)
+    if not model.tied_embeddings:
+        yield "output", (model.vocab_size, dim)

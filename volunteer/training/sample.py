@@ -50,12 +50,14 @@ from volunteer.training.child_process import (
 )
 from volunteer.training.layout import num_parameters
 from volunteer.training.model import (
+    RopeTables,
     Weights,
-    rms_norm,
+    attend,
+    layer_weights,
+    leave_layer,
+    project_heads,
+    read_out,
     rope_tables,
-    rotate,
-    split_heads,
-    swiglu,
     weights_of,
 )
 from volunteer.training.state import read_state
@@ -82,12 +84,11 @@ class Reader:
         self._weights, self._model = weights, model
         self._tokens: list[int] = []
         embedding = weights["embedding"]
-        head_dim = model.dim // model.num_heads
-        shape = (model.num_layers, 2, 1, model.num_heads, model.context_tokens, head_dim)
-        self._cache_L2BNCH = embedding.new_zeros(shape)
+        shape = (model.num_layers, 2, 1, model.kv_heads, model.context_tokens, model.head_dim)
+        self._cache_L2BKCH = embedding.new_zeros(shape)
         """Keys, then values, of each layer at each position read."""
-        self._tables_CH = rope_tables(
-            model.context_tokens, head_dim, model.rope_base, embedding.dtype, embedding.device
+        self._tables = rope_tables(
+            model.context_tokens, model.head_dim, model.rope_base, embedding.dtype, embedding.device
         )
 
     def read(self, tokens: Sequence[int]) -> Tensor:
@@ -106,29 +107,19 @@ class Reader:
         """Read `tokens` at positions start..; all from 0, or a single one after the others."""
         weights, model = self._weights, self._model
         stop = start + len(tokens)
-        cos_TH, sin_TH = (table_CH[start:stop] for table_CH in self._tables_CH)
+        tables = RopeTables(*(table_CH[start:stop] for table_CH in self._tables))
         x_BTD = F.embedding(torch.tensor([tokens]), weights["embedding"])
         for i in range(model.num_layers):
-            layer = f"layers.{i}."
-            normed_BTD = rms_norm(x_BTD, weights[layer + "attention_norm"])
-            q_BNTH, k_BNTH, v_BNTH = (
-                split_heads(F.linear(normed_BTD, weights[layer + name]), model.num_heads)
-                for name in ("wq", "wk", "wv")
+            layer = layer_weights(weights, i)
+            q_BNTH, k_BKTH, v_BKTH = project_heads(x_BTD, layer, tables, model.head_dim)
+            keys_BKCH, values_BKCH = self._cache_L2BKCH[i]
+            keys_BKCH[:, :, start:stop] = k_BKTH
+            values_BKCH[:, :, start:stop] = v_BKTH
+            mixed_BNTH = attend(
+                q_BNTH, keys_BKCH[:, :, :stop], values_BKCH[:, :, :stop], is_causal=start == 0
             )
-            keys_BNCH, values_BNCH = self._cache_L2BNCH[i]
-            keys_BNCH[:, :, start:stop] = rotate(k_BNTH, cos_TH, sin_TH)
-            values_BNCH[:, :, start:stop] = v_BNTH
-            mixed_BNTH = F.scaled_dot_product_attention(
-                rotate(q_BNTH, cos_TH, sin_TH),
-                keys_BNCH[:, :, :stop],
-                values_BNCH[:, :, :stop],
-                is_causal=start == 0,
-            )
-            x_BTD = x_BTD + F.linear(mixed_BNTH.transpose(1, 2).flatten(2), weights[layer + "wo"])
-            normed_BTD = rms_norm(x_BTD, weights[layer + "ffn_norm"])
-            x_BTD = x_BTD + swiglu(weights, layer, normed_BTD)
-        last_D = rms_norm(x_BTD[0, -1], weights["final_norm"])
-        return F.linear(last_D, weights["embedding"])
+            x_BTD = leave_layer(x_BTD, mixed_BNTH, layer)
+        return read_out(weights, x_BTD[0, -1])
 
 
 def generate(

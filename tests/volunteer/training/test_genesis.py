@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from blake3 import blake3
 
+from tests.protocol import second_state
 from tests.volunteer.training.synthetic import make_spec
 from volunteer.run import GenesisSpec, ModelSpec
 from volunteer.training import genesis
@@ -85,3 +87,31 @@ def test_the_layout_has_no_gaps_and_the_agreed_names() -> None:
     names = ["embedding"] + [f"layers.{i}.{name}" for i in range(2) for name in layer]
     assert [slot.name for slot in slots] == [*names, "final_norm"]
     assert {slot.name: slot.shape for slot in slots}["layers.1.w2"] == (8, 12)
+
+
+def test_fewer_key_heads_and_an_output_of_its_own_have_their_place() -> None:
+    model = ModelSpec(
+        num_layers=1,
+        dim=16,
+        num_heads=4,
+        num_kv_heads=2,
+        tied_embeddings=False,
+        ffn_dim=12,
+        context_tokens=16,
+    )
+    shapes = {slot.name: slot.shape for slot in model_layout(model)}
+    assert shapes["layers.0.wq"] == shapes["layers.0.wo"] == (16, 16)
+    assert shapes["layers.0.wk"] == shapes["layers.0.wv"] == (8, 16)
+    assert list(shapes)[-2:] == ["final_norm", "output"]
+    assert shapes["output"] == shapes["embedding"] == (256, 16)
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_kv_heads": 1}, {"tied_embeddings": False}])
+def test_the_second_implementation_makes_the_same_state(changes: dict[str, Any]) -> None:
+    spec = make_spec()
+    model = ModelSpec(
+        num_layers=1, dim=8, num_heads=2, ffn_dim=8, context_tokens=8, vocab_size=64, **changes
+    )
+    spec = msgspec.structs.replace(spec, model=model)
+    plain = msgspec.to_builtins(spec)
+    assert second_state.genesis(plain).state_hash() == genesis_hash(spec)

@@ -16,6 +16,21 @@ MODEL = ModelSpec(
     num_layers=2, dim=24, num_heads=3, ffn_dim=40, context_tokens=16, vocab_size=50, rope_base=100.0
 )
 
+GROUPED = ModelSpec(
+    num_layers=2,
+    dim=32,
+    num_heads=4,
+    num_kv_heads=2,
+    tied_embeddings=False,
+    ffn_dim=40,
+    context_tokens=16,
+    vocab_size=50,
+    rope_base=100.0,
+)
+ONE_KEY = ModelSpec(
+    num_layers=1, dim=24, num_heads=3, num_kv_heads=1, ffn_dim=40, context_tokens=16, vocab_size=50
+)
+
 
 def random_weights_P(model: ModelSpec = MODEL, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
@@ -37,6 +52,7 @@ def plain_logits(weights_P: Tensor, tokens: list[int], model: ModelSpec) -> Tens
         for slot in model_layout(model)
     }
     head = model.dim // model.num_heads
+    kv_heads = model.num_kv_heads or model.num_heads
 
     def norm(x: Tensor, scale: Tensor) -> Tensor:
         return x / math.sqrt(float((x * x).mean()) + 1e-5) * scale
@@ -62,8 +78,10 @@ def plain_logits(weights_P: Tensor, tokens: list[int], model: ModelSpec) -> Tens
         for h in range(model.num_heads):
             rows = slice(h * head, (h + 1) * head)
             q = [rotate((layer["wq"] @ x)[rows], t) for t, x in enumerate(normed)]
-            k = [rotate((layer["wk"] @ x)[rows], t) for t, x in enumerate(normed)]
-            v = [(layer["wv"] @ x)[rows] for x in normed]
+            shared = h * kv_heads // model.num_heads
+            kv_rows = slice(shared * head, (shared + 1) * head)
+            k = [rotate((layer["wk"] @ x)[kv_rows], t) for t, x in enumerate(normed)]
+            v = [(layer["wv"] @ x)[kv_rows] for x in normed]
             for t in range(len(tokens)):
                 scores = [math.exp(float(q[t] @ k[s]) / math.sqrt(head)) for s in range(t + 1)]
                 for s in range(t + 1):
@@ -74,14 +92,16 @@ def plain_logits(weights_P: Tensor, tokens: list[int], model: ModelSpec) -> Tens
             gate = layer["w1"] @ x
             hidden = gate / (1 + torch.exp(-gate)) * (layer["w3"] @ x)
             stream[t] = stream[t] + layer["w2"] @ hidden
-    return torch.stack([named["embedding"] @ norm(x, named["final_norm"]) for x in stream])
+    output = named["embedding"] if model.tied_embeddings else named["output"]
+    return torch.stack([output @ norm(x, named["final_norm"]) for x in stream])
 
 
-def test_logits_equal_the_plain_implementation() -> None:
-    weights_P, tokens_BT = random_weights_P(), random_tokens(2, 9)
-    logits_BTV = forward(weights_of(weights_P, MODEL), tokens_BT, MODEL)
+@pytest.mark.parametrize("model", [MODEL, GROUPED, ONE_KEY], ids=["plain", "grouped", "one-key"])
+def test_logits_equal_the_plain_implementation(model: ModelSpec) -> None:
+    weights_P, tokens_BT = random_weights_P(model), random_tokens(2, 9)
+    logits_BTV = forward(weights_of(weights_P, model), tokens_BT, model)
     for row in range(2):
-        expected_TV = plain_logits(weights_P, tokens_BT[row].tolist(), MODEL)
+        expected_TV = plain_logits(weights_P, tokens_BT[row].tolist(), model)
         torch.testing.assert_close(logits_BTV[row], expected_TV, rtol=1e-10, atol=1e-10)
 
 
@@ -108,18 +128,19 @@ def test_loss_is_the_mean_cross_entropy_of_the_shifted_tokens() -> None:
     assert float(loss) == pytest.approx(sum(picked) / len(picked), rel=1e-12)
 
 
-def test_the_flat_gradient_is_the_gradient_by_differences() -> None:
-    weights_P, windows_BT1 = random_weights_P(), random_tokens(2, 8)
-    trainable = TrainableWeights(weights_P, MODEL)
-    next_token_loss(trainable.parameters, windows_BT1, MODEL).backward()  # type: ignore[no-untyped-call]
+@pytest.mark.parametrize("model", [MODEL, GROUPED], ids=["plain", "grouped"])
+def test_the_flat_gradient_is_the_gradient_by_differences(model: ModelSpec) -> None:
+    weights_P, windows_BT1 = random_weights_P(model), random_tokens(2, 8)
+    trainable = TrainableWeights(weights_P, model)
+    next_token_loss(trainable.parameters, windows_BT1, model).backward()  # type: ignore[no-untyped-call]
     gradient_P = trainable.gradient_P.clone()
-    for slot in model_layout(MODEL):
+    for slot in model_layout(model):
         index = slot.offset + slot.num_elements // 2
         losses = []
         for shift in (1e-5, -1e-5):
             moved_P = weights_P.clone()
             moved_P[index] += shift
-            losses.append(float(next_token_loss(weights_of(moved_P, MODEL), windows_BT1, MODEL)))
+            losses.append(float(next_token_loss(weights_of(moved_P, model), windows_BT1, model)))
         numeric = (losses[0] - losses[1]) / 2e-5
         assert float(gradient_P[index]) == pytest.approx(numeric, rel=1e-4, abs=1e-7), slot.name
 
