@@ -90,7 +90,7 @@ def light(session: nox.Session) -> None:
     session.run("python", "-c", "import importlib.util as i; assert not i.find_spec('torch')")
     add_checkout_last(session.run("python", "-c", PURELIB, silent=True))
     heavy = [f"--ignore=tests/volunteer/{folder}" for folder in ("training", "lab")]
-    session.run("pytest", *pytest_arguments(session), "tests/volunteer", *heavy)
+    session.run("pytest", "-n", "2", *pytest_arguments(session), "tests/volunteer", *heavy)
 
 
 @nox.session(venv_backend="none")
