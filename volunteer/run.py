@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from blake3 import blake3
 
+from volunteer.data.sources import source_problems
 from volunteer.errors import RunSpecError
 from volunteer.rounds.records import Hash, Name
 
@@ -28,7 +29,7 @@ LATER_KEYS: dict[str, frozenset[str]] = {
     "inner": frozenset(),
     "outer": frozenset(),
     "codec": frozenset(),
-    "evaluation": frozenset(),
+    "evaluation": frozenset({"max_s"}),
 }
 """By table, keys that specs of format 1 did not have at first; each has a default."""
 
@@ -82,10 +83,17 @@ class DataSpec(_Table, frozen=True, kw_only=True):
     """What is trained on."""
 
     sources: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=64)]
-    """`builtin:NAME` for the texts that the package ships."""
+    """`builtin:NAME`, `file:GLOB`, `hf:NAME[@CONFIG][:SPLIT]` or `private:` (data/sources.py)."""
     held_out_fraction: Annotated[float, msgspec.Meta(gt=0.0, lt=0.5)] = 0.05
-    """The last part of each text is for evaluation and is never trained on."""
-    tokenizer: Literal["bytes"] = "bytes"
+    """The last part of each text, or so many of its documents, is for evaluation and is never
+    trained on."""
+    tokenizer: Annotated[str, msgspec.Meta(pattern="^(bytes|json:[0-9a-f]{64})$")] = "bytes"
+    """`bytes`, or the blake3 hash of a `tokenizer.json` of Hugging Face's `tokenizers`."""
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """Return the hash of the tokenizer's file, its blob id; empty where tokens are bytes."""
+        return self.tokenizer.partition(":")[2]
 
 
 class InnerSpec(_Table, frozen=True, kw_only=True):
@@ -152,6 +160,8 @@ class EvaluationSpec(_Table, frozen=True, kw_only=True):
 
     num_sequences: _Count = 64
     """Held-out windows of `context_tokens`, spread evenly over every text; the same every time."""
+    max_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600.0)] = 30.0
+    """Seconds after which a slow machine is content with the windows that it has measured."""
 
 
 class HardwareSpec(_Table, frozen=True, kw_only=True):
@@ -236,13 +246,9 @@ def verify_run_spec(spec: RunSpec, *, source: str) -> None:
         problems.append("model.dim must be a multiple of 2 * model.num_heads")
     if spec.model.num_heads % spec.model.kv_heads:
         problems.append("model.num_kv_heads must divide model.num_heads")
-    if spec.model.vocab_size != 256:
+    if spec.model.vocab_size != 256 and spec.data.tokenizer == "bytes":
         problems.append("model.vocab_size must be 256 for the bytes tokenizer")
-    problems += [
-        f"data.sources: {source_text!r} is not of the form builtin:NAME"
-        for source_text in spec.data.sources
-        if not source_text.startswith("builtin:")
-    ]
+    problems += source_problems(spec.data.sources)
     if (spec.codec.id, spec.codec.version) not in KNOWN_CODECS:
         known = ", ".join(f"{codec} {version}" for codec, version in KNOWN_CODECS)
         problems.append(f"codec {spec.codec.id} {spec.codec.version} is unknown; known: {known}")

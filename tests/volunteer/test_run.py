@@ -38,7 +38,11 @@ def test_what_is_written_is_read_back_equal() -> None:
 @given(
     description=st.text(st.characters(codec="utf-8"), max_size=200),
     lr=st.floats(min_value=1e-9, max_value=1e3),
-    sources=st.lists(st.just("builtin:milton"), min_size=1, max_size=3),
+    sources=st.lists(
+        st.sampled_from(("builtin:milton", "file:/a/*.txt", "hf:a/b@c:d", "hf:e")),
+        min_size=1,
+        max_size=4,
+    ),
 )
 def test_any_text_and_number_survives(description: str, lr: float, sources: list[str]) -> None:
     inner = msgspec.structs.replace(SPEC.inner, lr=lr)
@@ -75,7 +79,12 @@ def test_the_run_ids_of_the_shipped_runs_are_pinned() -> None:
         ("num_heads = 4", "num_heads = 7", "multiple"),
         ("num_kv_heads = 0", "num_kv_heads = 3", "num_kv_heads must divide"),
         ("vocab_size = 256", "vocab_size = 300", "256"),
-        ('"builtin:milton"', '"file:/etc/passwd"', "builtin:NAME"),
+        ('"builtin:milton"', '"text:milton"', "builtin:NAME"),
+        ('"builtin:milton"', '"file:passwd"', "begins with /"),
+        ('"builtin:milton"', '"hf:../../etc"', "hf:NAME"),
+        ('"builtin:milton"', '"private:/home"', "takes no name"),
+        ('tokenizer = "bytes"', 'tokenizer = "json:12"', "tokenizer"),
+        ("max_s = 30.0", "max_s = 0.0", "max_s"),
         ('id = "int4"', 'id = "int2"', "unknown"),
         ("format = 1", "format = 2", "format|1"),
         ("seed = 1667", "seed = 99999999999999999999", "here"),
