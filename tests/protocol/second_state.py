@@ -18,7 +18,7 @@ from blake3 import blake3
 from tests.protocol.second_wire import MalformedError, blob_id
 
 Spec = dict[str, Any]
-FORMATS = {"F32": "f", "F16": "e", "U8": "B"}
+FORMATS = {"F32": "f", "F16": "e", "I8": "b", "U8": "B"}
 
 
 def single(value: float) -> float:
@@ -121,6 +121,8 @@ def read_blob(data: bytes, spec: Spec, metadata: dict[str, str]) -> Blob:
     codec = spec["codec"]["id"]
     if codec == "int4":
         tensors = [("scales", "F32", num_blocks), ("codes", "U8", -(-total // 2))]
+    elif codec == "int8":
+        tensors = [("scales", "F32", num_blocks), ("codes", "I8", total)]
     else:
         tensors = [("values", {"fp16": "F16", "fp32": "F32"}[codec], total)]
     due = numbers_file(metadata, [(name, dtype, [0] * count) for name, dtype, count in tensors])
@@ -133,18 +135,21 @@ def read_blob(data: bytes, spec: Spec, metadata: dict[str, str]) -> Blob:
         parts.append(struct.unpack(fmt, data[at : at + struct.calcsize(fmt)]))
         at += struct.calcsize(fmt)
     if codec == "int4":
-        return int4_blob(blob_id(data), parts[0], parts[1], total, block)
+        codes = [half - 8 for byte in parts[1] for half in (byte & 15, byte >> 4)]
+        return block_blob(blob_id(data), parts[0], codes, 7, total, block)
+    if codec == "int8":
+        return block_blob(blob_id(data), parts[0], list(parts[1]), 127, total, block)
     return float_blob(blob_id(data), parts[0], block)
 
 
-def int4_blob(
-    name: str, scales: Sequence[float], packed: Sequence[int], total: int, block: int
+def block_blob(
+    name: str, scales: Sequence[float], codes: list[int], most: int, total: int, block: int
 ) -> Blob:
-    codes = [half - 8 for byte in packed for half in (byte & 15, byte >> 4)]
+    largest = 7 * 2**16 // most
     are_scales = all(
-        math.copysign(1.0, s) > 0 and (s == 0 or 2.0**-126 <= s <= 2.0**16) for s in scales
+        math.copysign(1.0, s) > 0 and (s == 0 or 2.0**-126 <= s <= largest) for s in scales
     )
-    if not are_scales or -8 in codes or any(codes[total:]):
+    if not are_scales or min(codes) < -most or any(codes[total:]):
         raise MalformedError("codes or scales that are none")
     elements = [single(codes[i] * scales[i // block]) for i in range(total)]
     blocks = [codes[at : min(at + block, total)] for at in range(0, total, block)]

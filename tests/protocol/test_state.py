@@ -98,7 +98,7 @@ def key_of(spec: RunSpec, author: str, round_index: int) -> BlobKey:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec_id", ["int4", "fp16", "fp32"])
+@pytest.mark.parametrize("codec_id", ["int4", "int8", "fp16", "fp32"])
 @pytest.mark.parametrize("num_works", [1, 3, 7])
 def test_the_second_one_reaches_the_same_states(codec_id: str, num_works: int) -> None:
     spec = make_spec(codec_id=codec_id)
@@ -140,7 +140,7 @@ def test_the_second_one_reaches_the_same_states(codec_id: str, num_works: int) -
         assert any(o.clip_scale < 1.0 for o in outcomes), "and the clip"
 
 
-@pytest.mark.parametrize("codec_id", ["int4", "fp16", "fp32"])
+@pytest.mark.parametrize("codec_id", ["int4", "int8", "fp16", "fp32"])
 def test_the_second_one_refuses_what_is_not_due(codec_id: str) -> None:
     spec = make_spec(codec_id=codec_id)
     (data,) = blobs_of(spec, 1)

@@ -110,7 +110,7 @@ def test_the_table_of_a_run_has_every_key_and_default() -> None:
             assert f"`{field.name}`" in text
             if field.default is not msgspec.NODEFAULT and field.name != "format":
                 assert defaults[field.name] == field.default
-    assert [codec for codec, _ in KNOWN_CODECS] == ["int4", "fp16", "fp32"]
+    assert [codec for codec, _ in KNOWN_CODECS] == ["int4", "int8", "fp16", "fp32"]
 
 
 def test_the_vectors_are_right() -> None:

@@ -23,7 +23,7 @@ MAX_HEADER_BYTES = 4096
 """Ours have about 500; a longer one is not ours."""
 _LENGTH_BYTES = 8
 _ALIGNMENT_BYTES = 8  # so that every tensor can be memory-mapped as numbers
-_ITEM_BYTES = {"F32": 4, "F16": 2, "U8": 1}
+_ITEM_BYTES = {"F32": 4, "F16": 2, "I8": 1, "U8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TensorEntry:
 
     name: str
     dtype: str
-    """As safetensors names it: F32, F16 or U8."""
+    """As safetensors names it: F32, F16, I8 or U8."""
     shape: tuple[int, ...]
 
     @property

@@ -4,6 +4,7 @@ Runs in: trainer (encoding), aggregator (decoding). Stages 3 and 5 of a round. P
 
 | id   | bytes an element | what an element keeps               | source file          |
 |------|------------------|-------------------------------------|----------------------|
+| int8 | 1.001 (B = 4096) | 255 levels of its block's largest   | compression_int8.py  |
 | int4 | 0.501 (B = 4096) | 15 levels of its block's largest    | compression_int4.py  |
 | fp16 | 2                | 11 bits, nothing below 2^-25        | compression_float.py |
 | fp32 | 4                | all                                 | compression_float.py |
@@ -24,22 +25,25 @@ from volunteer.training.blob_format import TensorEntry
 from volunteer.training.compression_base import EncodedGradient, slices
 from volunteer.training.compression_float import FLOAT_DTYPES, FloatGradient, encode_float
 from volunteer.training.compression_int4 import Int4Gradient, encode_int4
+from volunteer.training.compression_int8 import Int8Gradient, encode_int8
 
 __all__ = ["EncodedGradient", "decode", "encode", "from_tensors", "slices", "tensor_entries"]
 
 _ENCODERS: dict[str, Callable[[Tensor, CodecSpec], EncodedGradient]] = {
     "int4": encode_int4,
+    "int8": encode_int8,
     "fp16": encode_float,
     "fp32": encode_float,
 }
 
 
-def encode(x_P: Tensor, codec: CodecSpec) -> EncodedGradient:
+def encode(x_P: Tensor, codec: CodecSpec, round_index: int = 0) -> EncodedGradient:
     """Compress `x_P`.
 
     Args:
         x_P: the vector, fp32 or fp64, any device, shape (P,); not changed.
         codec: the RunSpec's codec.
+        round_index: of the contribution; a dense codec does not look at it.
 
     Raises:
         ContributionRejectedError: an element is not finite, or too large for any member to accept.
@@ -68,11 +72,10 @@ def tensor_entries(codec: CodecSpec, num_elements: int) -> tuple[TensorEntry, ..
     """Return the tensors of a blob in their order; larger numbers first, so all are aligned."""
     if codec.id in FLOAT_DTYPES:
         return (TensorEntry("values", {"fp16": "F16", "fp32": "F32"}[codec.id], (num_elements,)),)
-    num_blocks = -(-num_elements // codec.block_elements)
-    return (
-        TensorEntry("scales", "F32", (num_blocks,)),
-        TensorEntry("codes", "U8", (-(-num_elements // 2),)),
-    )
+    scales = TensorEntry("scales", "F32", (-(-num_elements // codec.block_elements),))
+    if codec.id == "int8":
+        return scales, TensorEntry("codes", "I8", (num_elements,))
+    return scales, TensorEntry("codes", "U8", (-(-num_elements // 2),))
 
 
 def from_tensors(
@@ -90,4 +93,5 @@ def from_tensors(
         (values,) = tensors
         return FloatGradient(values=values, num_elements=num_elements, block_elements=block)
     scales, codes = tensors
-    return Int4Gradient(codes=codes, scales=scales, num_elements=num_elements, block_elements=block)
+    gradient = Int8Gradient if codec.id == "int8" else Int4Gradient
+    return gradient(codes=codes, scales=scales, num_elements=num_elements, block_elements=block)

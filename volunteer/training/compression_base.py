@@ -30,6 +30,8 @@ class EncodedGradient(ABC):
 
     product_dtype: ClassVar[torch.dtype]
     """Holds the sum of B products of two codes, B at most 65536."""
+    measure_dtype: ClassVar[torch.dtype]
+    """Holds the product of two codes."""
 
     num_elements: int
     """P."""
@@ -50,13 +52,16 @@ class EncodedGradient(ABC):
         """Return the codes and scales of elements start..stop, as `slices` cuts them.
 
         Returns:
-            Codes, integers whose product of two fits their dtype, shape (N, B), the last block
-            filled up with zeros; scales, fp32, shape (N,).
+            Codes, `measure_dtype`, shape (N, B), the last block filled up with zeros; scales, fp32,
+            shape (N,).
         """
 
     @abstractmethod
     def measure_block(self, block_index: int) -> tuple[Tensor, Tensor]:
-        """Return one block's codes, shape (B,), filled up with zeros, and its scale, shape ()."""
+        """Return one block's codes, shape (B,), filled up with zeros, and its scale, shape ().
+
+        The codes have `measure_dtype`.
+        """
 
     @abstractmethod
     def verify_bounds(self) -> None:

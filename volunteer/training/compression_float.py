@@ -49,6 +49,7 @@ class FloatGradient(EncodedGradient):
     """A pseudo-gradient in fp16 or fp32."""
 
     product_dtype: ClassVar[torch.dtype] = torch.int64  # 65536 * 2^30 > 2^31
+    measure_dtype: ClassVar[torch.dtype] = torch.int32
 
     values: Tensor
     """float16 or float32, shape (P,); finite, in fp32 at most MAX_MAGNITUDE and never subnormal."""

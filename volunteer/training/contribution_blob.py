@@ -2,10 +2,10 @@
 
 Runs in: trainer (writing), aggregator (parsing). Stages 3 and 4 of a round. Pure, but for the read.
 
-The file is safetensors in canonical form (blob_format.py): the codec's tensors (int4: "scales" F32
-(N,), "codes" U8 (ceil(P / 2),); fp16 and fp32: "values" (P,)), and in `__metadata__` what it is
-for. A reader knows all of that beforehand, so it compares; the only freedom a stranger has is in
-the tensors' values, and `verify_bounds` limits that.
+The file is safetensors in canonical form (blob_format.py): the codec's tensors
+(`compression.tensor_entries`), and in `__metadata__` what it is for. A reader knows all of that
+beforehand, so it compares; the only freedom a stranger has is in the tensors' values, and
+`verify_bounds` limits that.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from volunteer.training.blob_format import (
 from volunteer.training.compression import EncodedGradient, from_tensors, tensor_entries
 
 FORMAT = "allmende/contribution/1"
-_STORED = {"F32": "<f4", "F16": "<f2", "U8": "u1"}
-_NATIVE = {"F32": np.float32, "F16": np.float16, "U8": np.uint8}
+_STORED = {"F32": "<f4", "F16": "<f2", "I8": "i1", "U8": "u1"}
+_NATIVE = {"F32": np.float32, "F16": np.float16, "I8": np.int8, "U8": np.uint8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

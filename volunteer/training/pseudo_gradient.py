@@ -29,7 +29,7 @@ _SLICE_ELEMENTS = 2**18  # about 1 MiB of fp32: no second vector is needed
 
 
 class Codec(Protocol[EncodedT]):
-    """A lossy compression. Tests put simpler ones in the place of `DenseCodec`."""
+    """A lossy compression. Tests put simpler ones in the place of `RunCodec`."""
 
     @property
     def error_feedback_beta(self) -> float:
@@ -46,10 +46,12 @@ class Codec(Protocol[EncodedT]):
 
 
 @dataclass(frozen=True, slots=True)
-class DenseCodec:
-    """The codec that a RunSpec names (compression.py)."""
+class RunCodec:
+    """The codec that a RunSpec names (compression.py), as it is in one round."""
 
     spec: CodecSpec
+    round_index: int
+    """Of the contribution: how dense a sparse codec is depends on it."""
 
     @property
     def error_feedback_beta(self) -> float:
@@ -58,7 +60,7 @@ class DenseCodec:
 
     def encode(self, x_P: Tensor) -> EncodedGradient:
         """Compress (`compression.encode`)."""
-        return compression.encode(x_P, self.spec)
+        return compression.encode(x_P, self.spec, self.round_index)
 
     def decode(self, encoded: EncodedGradient) -> Tensor:
         """Decode (`compression.decode`)."""

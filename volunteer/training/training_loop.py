@@ -48,7 +48,7 @@ from volunteer.training.micro_batches import MicroBatches
 from volunteer.training.module_blobs import ModuleBlobs
 from volunteer.training.pace import DutyCycle
 from volunteer.training.progress import Progress, carried_ids, unknown_carried
-from volunteer.training.pseudo_gradient import DenseCodec
+from volunteer.training.pseudo_gradient import RunCodec
 from volunteer.training.snapshot import SnapshotStore
 
 STEPPED_EVERY_S = 0.5
@@ -293,7 +293,7 @@ class TrainingLoop:
                 self._state,
                 command,
                 self._spec,
-                codec=DenseCodec(self._spec.codec),
+                codec=RunCodec(self._spec.codec, command.round_index),
                 store_blob=lambda gradient: self._blobs.store_contribution(
                     gradient, command.round_index
                 ),

@@ -27,7 +27,7 @@ from volunteer.training.contribution_blob import (
 )
 from volunteer.training.genesis import build_genesis
 from volunteer.training.layout import num_parameters
-from volunteer.training.pseudo_gradient import DenseCodec, contribute, rebase
+from volunteer.training.pseudo_gradient import RunCodec, contribute, rebase
 from volunteer.training.state import SharedState, state_hash_of, state_slices
 
 LATE_MEMBER, HOSTILE_MEMBER = 2, 4
@@ -48,7 +48,7 @@ class SyntheticMember:
         own_P = gradient(f"member-{self.index}-{round_index}", num)
         sign = 12.0 if self.index == HOSTILE_MEMBER and round_index % 7 == 3 else -1.0
         self.theta_P = self.theta_P + sign * (common_P + own_P)
-        codec = DenseCodec(spec.codec)
+        codec = RunCodec(spec.codec, round_index)
         result = contribute(self.theta_P, self.base_P, self.residual_P, codec)
         self.base_P, self.residual_P = self.theta_P, result.residual_P
         return write_contribution_blob(

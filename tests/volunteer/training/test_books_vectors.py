@@ -32,13 +32,16 @@ MUST_MEET = (
 )
 
 
-class Int4AsTensor:
-    """The real codec, with the decoded vector in the place of the blob."""
+class BlobAsTensor:
+    """A real codec, with the decoded vector in the place of the blob."""
 
     error_feedback_beta = 1.0
 
+    def __init__(self, codec: CodecSpec) -> None:
+        self._codec = codec
+
     def encode(self, x_P: Tensor) -> Tensor:
-        blob = compression.encode(x_P, CodecSpec(block_elements=16))
+        blob = compression.encode(x_P, self._codec)
         return compression.decode(blob).double()
 
     def decode(self, encoded: Tensor) -> Tensor:
@@ -50,7 +53,15 @@ class Int4AsTensor:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("codec", [RoundingCodec(), Int4AsTensor()])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        RoundingCodec(),
+        BlobAsTensor(CodecSpec(id="int4", block_elements=16)),
+        BlobAsTensor(CodecSpec(id="int8", block_elements=16)),
+    ],
+    ids=["rounding", "int4", "int8"],
+)
 def test_the_ledger_closes_over_random_schedules(codec: Codec[Tensor]) -> None:
     met: Counter[str] = Counter()
     for seed in range(NUM_SCHEDULES):

@@ -1,10 +1,9 @@
-"""int4: what is lost is bounded, stays in the error feedback, and hostile values do not pass."""
+"""int4, int8: what is lost is bounded, stays in the error feedback; hostile values do not pass."""
 
 from __future__ import annotations
 
 import itertools
 
-import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,37 +12,43 @@ from hypothesis import strategies as st
 from tests.volunteer.training.synthetic import encoded, gradient
 from volunteer.errors import ContributionRejectedError
 from volunteer.run import CodecSpec
-from volunteer.training.compression import decode, slices
-from volunteer.training.compression_int4 import (
-    MAX_CODE,
-    MAX_SCALE,
-    MIN_SCALE,
-    Int4Gradient,
-    encode_int4,
-)
-from volunteer.training.pseudo_gradient import DenseCodec, contribute, rebase
+from volunteer.training import compression_int4, compression_int8
+from volunteer.training.compression import decode, encode, slices
+from volunteer.training.compression_block import MIN_SCALE, BlockGradient
+from volunteer.training.compression_int4 import MAX_SCALE
+from volunteer.training.pseudo_gradient import RunCodec, contribute, rebase
 
 floats = st.floats(-1000, 1000, width=32)
 vectors = st.lists(floats, min_size=1, max_size=70)
 block_sizes = st.sampled_from([16, 17, 31, 64])
+MAX_CODES = {"int4": compression_int4.MAX_CODE, "int8": compression_int8.MAX_CODE}
 
 
-def scales_by_element(blob: Int4Gradient) -> torch.Tensor:
+def block_gradient(x_P: torch.Tensor, codec_id: str, block: int = 16) -> BlockGradient:
+    blob = encode(x_P, CodecSpec(id=codec_id, block_elements=block))
+    assert isinstance(blob, BlockGradient)
+    return blob
+
+
+def scales_by_element(blob: BlockGradient) -> torch.Tensor:
     return blob.scales.repeat_interleave(blob.block_elements)[: blob.num_elements]
 
 
+@pytest.mark.parametrize("codec_id", MAX_CODES)
 @settings(deadline=None)
 @given(vectors, block_sizes)
-def test_the_error_is_at_most_half_a_scale(values: list[float], block: int) -> None:
+def test_the_error_is_at_most_half_a_scale(codec_id: str, values: list[float], block: int) -> None:
     x_P = torch.tensor(values, dtype=torch.float32)
-    blob = encode_int4(x_P, CodecSpec(block_elements=block))
+    blob = block_gradient(x_P, codec_id, block)
     error_P = (x_P.double() - decode(blob).double()).abs()
-    bound_P = scales_by_element(blob).double() * (0.5 + 1e-6) + MAX_CODE * MIN_SCALE
+    # code * scale and x / scale are rounded, by 2^-24 of the whole each.
+    relative = 0.5 + MAX_CODES[codec_id] * 2.0**-22
+    bound_P = scales_by_element(blob).double() * relative + MAX_CODES[codec_id] * MIN_SCALE
     assert bool((error_P <= bound_P).all())
     blob.verify_bounds()
 
 
-@pytest.mark.parametrize("codec_id", ["int4", "fp16", "fp32"])
+@pytest.mark.parametrize("codec_id", ["int4", "int8", "fp16", "fp32"])
 @settings(deadline=None)
 @given(st.lists(vectors, min_size=1, max_size=8), block_sizes)
 def test_what_was_sent_and_what_is_left_add_up(
@@ -59,7 +64,7 @@ def test_what_was_sent_and_what_is_left_add_up(
         theta_P = theta_P - step_P
         trained_P += step_P
         result = contribute(
-            theta_P, base_P, residual_P, DenseCodec(CodecSpec(id=codec_id, block_elements=block))
+            theta_P, base_P, residual_P, RunCodec(CodecSpec(id=codec_id, block_elements=block), 0)
         )
         base_P, residual_P = theta_P, result.residual_P
         sent_P += result.quantised_P
@@ -68,12 +73,13 @@ def test_what_was_sent_and_what_is_left_add_up(
 
 @pytest.mark.parametrize("num_elements", [1, 2, 15, 16, 17, 33, 2**18 + 5, 2**19 + 16])
 @pytest.mark.parametrize("block", [16, 17])
-def test_slices_do_not_change_the_result(num_elements: int, block: int) -> None:
+@pytest.mark.parametrize("codec_id", MAX_CODES)
+def test_slices_do_not_change_the_result(num_elements: int, block: int, codec_id: str) -> None:
     x_P = gradient(f"slices-{num_elements}", num_elements)
-    blob = encoded(x_P, block)
+    blob = block_gradient(x_P, codec_id, block)
     decoded_P = decode(blob)
     padded = torch.nn.functional.pad(x_P, (0, -num_elements % block)).view(-1, block)
-    scales_N = padded.abs().amax(1) / 7
+    scales_N = padded.abs().amax(1) / MAX_CODES[codec_id]
     codes = (padded / scales_N[:, None]).nan_to_num().round()
     expected_P = (codes * scales_N[:, None]).view(-1)[:num_elements]
     assert torch.equal(decoded_P, expected_P)
@@ -88,23 +94,27 @@ def test_slices_cover_everything_once() -> None:
         assert all(start % block == 0 and start % 2 == 0 for start, _ in cuts)
 
 
-def test_zero_and_subnormal_blocks_become_zero_and_stay_in_the_error_feedback() -> None:
+@pytest.mark.parametrize("codec_id", MAX_CODES)
+def test_zero_and_subnormal_blocks_become_zero_and_stay_in_the_error_feedback(
+    codec_id: str,
+) -> None:
     x_P = torch.zeros(48)
     x_P[20] = 1e-40
     x_P[40] = 1.0
-    blob = encoded(x_P)
+    blob = block_gradient(x_P, codec_id)
     assert blob.scales.tolist()[:2] == [0.0, 0.0]
     assert torch.equal(decode(blob)[:32], torch.zeros(32))
     assert float(decode(blob)[40]) == pytest.approx(1.0)
     blob.verify_bounds()
 
 
+@pytest.mark.parametrize("codec_id", MAX_CODES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 8 * MAX_SCALE])
-def test_what_nobody_would_accept_is_not_encoded(bad: float) -> None:
+def test_what_nobody_would_accept_is_not_encoded(bad: float, codec_id: str) -> None:
     x_P = torch.ones(40)
     x_P[33] = bad
     with pytest.raises(ContributionRejectedError):
-        encoded(x_P)
+        block_gradient(x_P, codec_id)
 
 
 def test_the_largest_value_is_kept_and_its_sign_too() -> None:
@@ -113,9 +123,10 @@ def test_the_largest_value_is_kept_and_its_sign_too() -> None:
     assert decode(encoded(x_P))[1] == -decode(encoded(x_P))[0]
 
 
+@pytest.mark.parametrize("codec_id", MAX_CODES)
 @pytest.mark.parametrize("bad", [-0.0, -1.0, 1e-45, MIN_SCALE / 2, 2 * MAX_SCALE, float("nan")])
-def test_scales_out_of_bounds_are_refused(bad: float) -> None:
-    blob = encoded(gradient("scales", 64))
+def test_scales_out_of_bounds_are_refused(bad: float, codec_id: str) -> None:
+    blob = block_gradient(gradient("scales", 64), codec_id)
     blob.scales[2] = bad
     with pytest.raises(ContributionRejectedError, match="scale"):
         blob.verify_bounds()
@@ -127,6 +138,21 @@ def test_code_minus_eight_is_refused(bad: int) -> None:
     blob.codes[-1] = bad
     with pytest.raises(ContributionRejectedError, match="code"):
         blob.verify_bounds()
+
+
+def test_code_minus_128_is_refused() -> None:
+    blob = block_gradient(gradient("codes", 64), "int8")
+    blob.verify_bounds()
+    blob.codes[-1] = -128
+    with pytest.raises(ContributionRejectedError, match="code"):
+        blob.verify_bounds()
+
+
+def test_the_largest_scale_of_int8_is_accepted_and_no_larger_one() -> None:
+    largest = compression_int8.MAX_SCALE * 127
+    block_gradient(torch.full((16,), largest), "int8").verify_bounds()
+    with pytest.raises(ContributionRejectedError):
+        block_gradient(torch.full((16,), 1.001 * largest), "int8")
 
 
 def test_padding_has_one_form() -> None:
@@ -145,7 +171,7 @@ def test_rebasing_keeps_the_displacement() -> None:
 
 
 def test_the_pseudo_gradient_descends_and_beta_scales_what_was_left() -> None:
-    codec = DenseCodec(msgspec.structs.replace(CodecSpec(), error_feedback_beta=0.5))
+    codec = RunCodec(CodecSpec(error_feedback_beta=0.5), 0)
     base_P = torch.full((16,), 3.0)
     theta_P = torch.full((16,), 2.0)
     result = contribute(theta_P, base_P, torch.full((16,), 4.0), codec)

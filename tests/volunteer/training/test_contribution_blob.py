@@ -43,6 +43,7 @@ KEYS = {
 }
 SHAPES = {
     "int4": {"codes": ((51,), np.uint8), "scales": ((4,), np.float32)},
+    "int8": {"codes": ((101,), np.int8), "scales": ((4,), np.float32)},
     "fp16": {"values": ((101,), np.float16)},
     "fp32": {"values": ((101,), np.float32)},
 }

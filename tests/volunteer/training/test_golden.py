@@ -17,6 +17,7 @@ from tests.volunteer.training.synthetic_run import synthetic_rounds
 GOLDEN_DIR = Path(__file__).parents[2] / "golden"
 FILES = {
     "int4": "trajectory_20_rounds.json",
+    "int8": "trajectory_20_rounds_int8.json",
     "fp16": "trajectory_20_rounds_fp16.json",
     "fp32": "trajectory_20_rounds_fp32.json",
 }

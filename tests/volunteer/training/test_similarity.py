@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.volunteer.training.synthetic import encoded, gradient
-from volunteer.training.compression import decode
+from volunteer.run import CodecSpec
+from volunteer.training.compression import decode, encode
 from volunteer.training.similarity import chosen_blocks, gram, norm
 
 
@@ -14,14 +15,18 @@ def blob_ids(*numbers: int) -> list[str]:
     return [f"{number:064x}" for number in numbers]
 
 
+@pytest.mark.parametrize("codec_id", ["int4", "int8"])
 @pytest.mark.parametrize(("num_elements", "block"), [(5, 16), (100, 17), (1601, 16), (300, 300)])
-def test_they_are_those_of_the_decoded_vectors(num_elements: int, block: int) -> None:
-    blobs = [encoded(gradient(f"v{i}", num_elements, scale=10.0**i), block) for i in range(4)]
+def test_they_are_those_of_the_decoded_vectors(
+    num_elements: int, block: int, codec_id: str
+) -> None:
+    codec = CodecSpec(id=codec_id, block_elements=block)
+    blobs = [encode(gradient(f"v{i}", num_elements, scale=10.0**i), codec) for i in range(4)]
     decoded = [decode(blob).double() for blob in blobs]
     table = gram(blobs, blob_ids(1, 2, 3, 4))
     for i, a_P in enumerate(decoded):
         assert norm(blobs[i]) == pytest.approx(float(a_P.norm()), rel=1e-6)
-        if len(blobs[0].scales) > 100:
+        if num_elements > 100 * block:
             continue
         for j, b_P in enumerate(decoded):
             size = float(a_P.norm() * b_P.norm())
