@@ -1,0 +1,1 @@
+"""The experiments that `allmende lab` knows by name; one source file each."""

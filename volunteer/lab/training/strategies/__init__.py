@@ -1,0 +1,1 @@
+"""How workers can share what they learn; one source file a strategy."""
