@@ -23,6 +23,8 @@ CONTROL_VERSION = 1
 MAX_PROMPT_CHARS = 65536
 MAX_SAMPLE_TOKENS = 10_000
 MAX_TEMPERATURE = 10.0
+DEFAULT_TEMPERATURE = 0.7
+"""For readers: at 1, a model that is still learning writes a third fewer real words."""
 MAX_SEED = 2**32 - 1
 
 
@@ -179,6 +181,10 @@ class ListedWork(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     is_late: bool
     is_on_probation: bool
+    is_excluded: bool = False
+    """Its author is excluded for bad work in earlier rounds (rounds/exclusion.py)."""
+    is_stale: bool = False
+    """It repeats what was listed for an earlier base (rounds/bad_work.py)."""
 
 
 class BuildGenesis(_Message, frozen=True, kw_only=True, tag="build_genesis"):
@@ -196,6 +202,8 @@ class ValidateBlob(_Message, frozen=True, kw_only=True, tag="validate_blob"):
     round_index: int
     codec: str
     codec_version: int
+    content_hash: str = ""
+    """What the record says of the tensors' bytes; empty: nothing."""
 
 
 class ApplyCommit(_Message, frozen=True, kw_only=True, tag="apply_commit"):
@@ -239,6 +247,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """1 unless the norm was clipped."""
     refused_reason: str
     """Empty, or a sentence."""
+    is_marked: bool = False
+    """Whether the commit has to mark it as bad work (rounds/exclusion.py)."""
+    copies: tuple[str, ...] = ()
+    """Other listed contributions of the very same direction: they share one weight."""
 
 
 class StateBuilt(_Message, frozen=True, kw_only=True, tag="state_built"):
@@ -299,7 +311,7 @@ class Generate(_Message, frozen=True, kw_only=True, tag="generate"):
     prompt: Annotated[str, msgspec.Meta(max_length=MAX_PROMPT_CHARS)] = ""
     """What the text goes on from; the model sees as much of its end as its context holds."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLE_TOKENS)] = 200
-    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=MAX_TEMPERATURE)] = 0.8
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=MAX_TEMPERATURE)] = DEFAULT_TEMPERATURE
     """What logits are divided by: 0 takes the likeliest token each time."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] = 0
 

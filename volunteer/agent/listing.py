@@ -22,6 +22,8 @@ def listed_works(listed: Sequence[Listed]) -> tuple[ListedWork, ...]:
             tokens=one.contribution.tokens,
             is_late=one.is_late,
             is_on_probation=one.is_on_probation,
+            is_excluded=one.is_excluded,
+            is_stale=one.is_stale,
         )
         for one in listed
     )

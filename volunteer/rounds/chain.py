@@ -17,14 +17,16 @@ from dataclasses import dataclass, field, replace
 
 from blake3 import blake3
 
+from volunteer.rounds.attendance import leavers, next_seen, next_times_listed, voters
+from volunteer.rounds.bad_work import is_stale, marks_problem, next_contents, next_strikes
 from volunteer.rounds.events import Listed
+from volunteer.rounds.exclusion import PROBATION_ROUNDS as PROBATION_ROUNDS
+from volunteer.rounds.exclusion import Strikes
 from volunteer.rounds.records import Commit, Contribution, Leaving
 from volunteer.rounds.tally import Tally
 
 RECENT_COMMITS = 3
 """A peer listed in the last 3 commits is expected in the next one (rules 13, 22)."""
-PROBATION_ROUNDS = 5
-"""Listed in fewer commits than this, an author is a newcomer (DESIGN.md section 4)."""
 COMMITTEE_PART = 3
 """Where more are active than a commit can list, the roster is the first max_contributions / 3 of
 them: both rosters then fit into one list, and a third of it is left for everybody else."""
@@ -93,6 +95,10 @@ class ChainFacts:
     final_height: int
     final_id: str
     """The highest commit that this chain makes final; the genesis counts as final."""
+    strikes: Strikes = field(default_factory=Strikes)
+    """Who is excluded, and who may be soon."""
+    contents: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """What the last commits list (bad_work.next_contents)."""
     _ranks: dict[ChainRules, tuple[str, ...]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -136,18 +142,27 @@ def is_quorum(rules: ChainRules, rosters: Rosters, peers: frozenset[str]) -> boo
 
 def active_at(rules: ChainRules, facts: ChainFacts) -> frozenset[str]:
     """Return the authors listed within `expiry_rounds`, less those that left (rule 6)."""
-    oldest = facts.height - rules.expiry_rounds
-    return frozenset(
-        peer for peer, height in facts.seen.items() if height > oldest and peer not in facts.away
-    )
+    return _listed_since(facts, facts.height - rules.expiry_rounds)
 
 
 def expected_at(facts: ChainFacts) -> frozenset[str]:
     """Return the authors that the next round is expected to hear from (rule 22)."""
-    oldest = facts.height - RECENT_COMMITS
-    return frozenset(
+    return _listed_since(facts, facts.height - RECENT_COMMITS)
+
+
+def _listed_since(facts: ChainFacts, oldest: int) -> frozenset[str]:
+    """Return who was listed above `oldest`, and has neither left nor been excluded since."""
+    found = (
         peer for peer, height in facts.seen.items() if height > oldest and peer not in facts.away
     )
+    if not facts.strikes.excluded_until:
+        return frozenset(found)
+    return frozenset(peer for peer in found if not is_excluded_at(facts, peer))
+
+
+def is_excluded_at(facts: ChainFacts, peer: str) -> bool:
+    """Return whether a child of this commit gives `peer` no weight."""
+    return facts.strikes.is_excluded(peer, facts.height + 1)
 
 
 def rank_order(rules: ChainRules, facts: ChainFacts) -> tuple[str, ...]:
@@ -222,7 +237,7 @@ def commit_problem(
         authors.add((contribution.author, contribution.base))
     if any(bases.get(leavings[i].base) != leavings[i].round_index for i in commit.leaving):
         return "it lists an old farewell"
-    return ""
+    return marks_problem(parent.strikes, commit, contributions)
 
 
 def listed_authors(
@@ -244,10 +259,12 @@ def next_facts(
     parent = known[commit.parent]
     listed = [contributions[contribution_id] for contribution_id in commit.contributions]
     authors = frozenset(contribution.author for contribution in listed)
-    votes = _voters(listed, parent.commit_id)
+    votes = voters(listed, parent.commit_id)
     is_prompt = is_quorum(rules, parent.rosters, votes)
-    late_votes = _voters(listed, parent.parent_id)
+    late_votes = voters(listed, parent.parent_id)
     certified, final = _certificates(rules, known, parent, late_votes, is_prompt=is_prompt)
+    keep_rounds = max(rules.expiry_rounds, RECENT_COMMITS)
+    seen = next_seen(parent.seen, authors, commit.round_index, keep_rounds)
     facts = replace(
         parent,
         commit_id=commit_id,
@@ -256,16 +273,18 @@ def next_facts(
         rank=commit.rank,
         proposer=commit.proposer,
         listed=frozenset(commit.contributions),
-        seen=_seen(rules, parent, authors, commit.round_index),
-        away=(parent.away - authors) | _leavers([leavings[i] for i in commit.leaving], listed),
+        seen=seen,
+        away=(parent.away - authors) | leavers([leavings[i] for i in commit.leaving], listed),
         demoted_until=_demotions(rules, parent, commit),
-        times_listed=_count_listings(parent, authors),
+        times_listed=next_times_listed(parent.times_listed, authors),
         votes_for_parent=votes,
         is_parent_prompt=is_prompt,
         certified_height=certified[0],
         certified_id=certified[1],
         final_height=final[0],
         final_id=final[1],
+        strikes=next_strikes(parent, commit, contributions, seen, lambda: active_at(rules, parent)),
+        contents=next_contents(parent.contents, commit.round_index, listed),
     )
     return _with_rosters(rules, parent, facts)
 
@@ -343,30 +362,6 @@ def _roster(rules: ChainRules, facts: ChainFacts, active: frozenset[str]) -> fro
     return frozenset(rank_order(rules, facts)[:size])
 
 
-def _voters(listed: list[Contribution], base: str) -> frozenset[str]:
-    return frozenset(c.author for c in listed if c.vote and c.base == base)
-
-
-def _seen(
-    rules: ChainRules, parent: ChainFacts, authors: frozenset[str], height: int
-) -> dict[str, int]:
-    oldest = height - max(rules.expiry_rounds, RECENT_COMMITS)
-    recent = {author: seen_at for author, seen_at in parent.seen.items() if seen_at > oldest}
-    return recent | dict.fromkeys(authors, height)
-
-
-def _leavers(farewells: list[Leaving], listed: list[Contribution]) -> frozenset[str]:
-    """Return who leaves: not one who has contributed on a later base since."""
-    latest = {c.author: c.round_index for c in sorted(listed, key=lambda c: c.round_index)}
-    return frozenset(f.author for f in farewells if latest.get(f.author, -1) <= f.round_index)
-
-
-def _count_listings(parent: ChainFacts, authors: frozenset[str]) -> Tally:
-    if all(parent.times_listed.get(author) == PROBATION_ROUNDS for author in authors):
-        return parent.times_listed  # one tally for all the heights at which nothing changes
-    return parent.times_listed.counting(authors, up_to=PROBATION_ROUNDS)
-
-
 def _demotions(rules: ChainRules, parent: ChainFacts, commit: Commit) -> dict[str, int]:
     until = {p: h for p, h in parent.demoted_until.items() if h >= commit.round_index}
     if commit.rank > 0:
@@ -379,13 +374,17 @@ def listed_in_order(
     commit_ids: tuple[str, ...], parent: ChainFacts, contributions: Mapping[str, Contribution]
 ) -> tuple[Listed, ...]:
     """Return the contributions of a child of `parent` with what their weight depends on."""
-    return tuple(
-        Listed(
-            contribution_id=contribution_id,
-            contribution=contributions[contribution_id],
-            is_late=contributions[contribution_id].base != parent.commit_id,
-            is_on_probation=parent.times_listed.get(contributions[contribution_id].author, 0)
-            < PROBATION_ROUNDS,
-        )
-        for contribution_id in commit_ids
+    return tuple(_listed(i, parent, contributions[i]) for i in commit_ids)
+
+
+def _listed(contribution_id: str, parent: ChainFacts, contribution: Contribution) -> Listed:
+    author, height = contribution.author, parent.height + 1
+    return Listed(
+        contribution_id=contribution_id,
+        contribution=contribution,
+        is_late=contribution.base != parent.commit_id,
+        is_on_probation=parent.times_listed.get(author, 0) < PROBATION_ROUNDS
+        or parent.strikes.is_on_probation(author, height),
+        is_excluded=parent.strikes.is_excluded(author, height),
+        is_stale=is_stale(parent.contents, contribution),
     )

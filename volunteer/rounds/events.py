@@ -290,3 +290,7 @@ class Listed:
     """Made on the parent's parent: half weight (rule 5)."""
     is_on_probation: bool = field(default=False)
     """Its author has been listed in fewer than 5 commits (DESIGN.md section 4)."""
+    is_excluded: bool = field(default=False)
+    """Its author is excluded for bad work: weight 0 (exclusion.py)."""
+    is_stale: bool = field(default=False)
+    """It repeats what was listed for an earlier base: weight 0, and a mark (bad_work.py)."""

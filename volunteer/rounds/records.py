@@ -24,6 +24,8 @@ MAX_ROUND_INDEX = 2**40
 MAX_TOKENS = 2**50
 MAX_LISTED = 256
 MAX_CARRIES = 64
+MAX_HARMFUL = 32
+"""Contributions that one verdict may name: a quarter of a large commit's authors and some more."""
 _SIGNING_CONTEXT = b"allmende/record/1\x00"
 
 Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -64,6 +66,13 @@ class Contribution(_Record, frozen=True, kw_only=True, tag="contribution"):
     """Trained tokens whose work it contains, carried ones included."""
     carries: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=MAX_CARRIES)] = ()
     """The author's own earlier contributions folded in, transitively."""
+    content_hash: Hash | msgspec.UnsetType = msgspec.UNSET
+    """Of the blob's tensors without its header: equal content is seen in the records alone."""
+    harmful: (
+        Annotated[tuple[Hash, ...], msgspec.Meta(max_length=MAX_HARMFUL)] | msgspec.UnsetType
+    ) = msgspec.UNSET
+    """As a scorer of `base`: which of its contributions do harm (scoring.py). Not set: no verdict;
+    empty: measured, and none does."""
 
 
 class Commit(_Record, frozen=True, kw_only=True, tag="commit"):
@@ -77,6 +86,16 @@ class Commit(_Record, frozen=True, kw_only=True, tag="commit"):
     leaving: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=MAX_LISTED)] = ()
     state_hash: Hash
     """Of the shared state after applying the list (also the blob id of the state file)."""
+    marked: (
+        Annotated[tuple[Hash, ...], msgspec.Meta(min_length=1, max_length=MAX_LISTED)]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
+    """Those of `contributions` that this commit's own aggregation finds bad (exclusion.py)."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What `marked` names; usually nothing."""
+        return () if self.marked is msgspec.UNSET else self.marked
 
 
 class Close(_Record, frozen=True, kw_only=True, tag="close"):
@@ -167,10 +186,15 @@ def parse_body(body: bytes) -> Record:
     if isinstance(record, Commit):
         _verify_sorted_set(record.contributions, "contributions")
         _verify_sorted_set(record.leaving, "leaving")
+        _verify_sorted_set(record.marks, "marked")
+        if not set(record.contributions).issuperset(record.marks):
+            raise RecordError("`marked` names a contribution that is not listed")
         if record.round_index == 0:
             raise RecordError("a commit cannot have height 0: that is the genesis")
     elif isinstance(record, Contribution):
         _verify_sorted_set(record.carries, "carries")
+        if record.harmful is not msgspec.UNSET:
+            _verify_sorted_set(record.harmful, "harmful")
     return record
 
 

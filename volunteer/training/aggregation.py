@@ -65,7 +65,9 @@ def judge(
     if norms_by_id is None:
         norms_by_id = dict(zip(blob_ids, map(similarity.norm, blobs), strict=True))
     norms = [norms_by_id[blob_id] for blob_id in blob_ids]
-    return weigh(listed, Measured(norms=norms, gram=similarity.gram(blobs, blob_ids)))
+    sampled = similarity.sampled_elements(blobs[0].num_elements, blobs[0].block_elements, blob_ids)
+    gram = similarity.gram(blobs, blob_ids)
+    return weigh(listed, Measured(norms=norms, gram=gram, num_elements=sampled))
 
 
 def combine(

@@ -54,6 +54,14 @@ def gram(blobs: Sequence[EncodedGradient], blob_ids: Sequence[str]) -> list[list
     return [[math.fsum(term[i][j] for term in terms) for j in everyone] for i in everyone]
 
 
+def sampled_elements(num_elements: int, block_elements: int, blob_ids: Sequence[str]) -> int:
+    """Return how many elements the blocks that enter the cosines hold."""
+    num_blocks = math.ceil(num_elements / block_elements)
+    chosen = chosen_blocks(num_blocks, blob_ids)
+    missing = num_blocks * block_elements - num_elements  # of the last block
+    return len(chosen) * block_elements - (missing if chosen[-1] == num_blocks - 1 else 0)
+
+
 def chosen_blocks(num_blocks: int, blob_ids: Sequence[str]) -> list[int]:
     """Return the sorted indices of the blocks that enter the cosines: a seeded draw, or all."""
     if num_blocks <= MAX_ALL_BLOCKS:

@@ -84,7 +84,7 @@ def committed(weights_P: Tensor, quantised: list[Tensor]) -> Tensor:
     of a real swarm do not, and the cosine rule is not what is looked at here.
     """
     num = len(quantised)
-    aligned = Measured(norms=[1.0] * num, gram=[[1.0] * num] * num)
+    aligned = Measured(norms=[1.0] * num, gram=[[1.0] * num] * num, num_elements=num)
     outcomes = weigh([work(index) for index in range(num)], aligned)
     aggregate_P = torch.zeros_like(weights_P)
     for outcome, q_P in zip(outcomes, quantised, strict=True):

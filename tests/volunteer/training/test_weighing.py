@@ -12,12 +12,27 @@ from hypothesis import strategies as st
 
 from tests.volunteer.training.synthetic import work
 from volunteer.messages import ListedWork, Outcome
-from volunteer.training.weighing import Measured, lower_median, refuse_by_cosine, weigh
+from volunteer.training.direction import refuse_by_direction
+from volunteer.training.weighing import Measured, lower_median, weigh
+
+MANY = 10**6
+"""Elements, of which chance gives a cosine of 0.005 at most."""
 
 
 def aligned(num: int, norms: Sequence[float] | None = None) -> Measured:
-    """Contributions that all point the same way."""
-    return Measured(norms=norms or [1.0] * num, gram=[[1.0] * num for _ in range(num)])
+    """Contributions that nearly point the same way, as far apart as honest ones."""
+    gram = [[1.0 if i == j else 0.8 for j in range(num)] for i in range(num)]
+    return Measured(norms=norms or [1.0] * num, gram=gram, num_elements=MANY)
+
+
+def measured_of(vectors: Sequence[Sequence[float]]) -> Measured:
+    gram = gram_of(vectors)
+    norms = [math.sqrt(row[i]) for i, row in enumerate(gram)]
+    return Measured(norms=norms, gram=gram, num_elements=MANY)
+
+
+def refuse_by_cosine(gram: Sequence[Sequence[float]]) -> dict[int, str]:
+    return refuse_by_direction(gram, range(len(gram)), num_elements=MANY, most_noise=0)
 
 
 def weights_of(outcomes: Sequence[Outcome]) -> list[float]:
@@ -55,7 +70,7 @@ def test_one_alone_has_all_the_weight_whatever_it_is() -> None:
 
 
 def test_nothing_listed_is_nothing() -> None:
-    assert weigh([], Measured(norms=[], gram=[])) == ()
+    assert weigh([], Measured(norms=[], gram=[], num_elements=0)) == ()
 
 
 def test_the_norm_is_clipped_to_the_median_from_five_on() -> None:
@@ -75,7 +90,7 @@ def test_carried_work_may_be_longer_in_proportion_to_its_tokens_up_to_four() -> 
 
 
 def test_a_zero_contribution_is_neither_clipped_nor_refused() -> None:
-    measured = Measured(norms=[0.0] * 6, gram=[[0.0] * 6] * 6)
+    measured = Measured(norms=[0.0] * 6, gram=[[0.0] * 6] * 6, num_elements=MANY)
     for outcome in weigh([work(i) for i in range(6)], measured):
         assert (outcome.clip_scale, outcome.refused_reason) == (1.0, "")
 
@@ -107,7 +122,7 @@ def test_an_author_is_capped_over_all_that_it_has_listed() -> None:
 def test_the_opposite_direction_is_refused_and_the_others_are_not() -> None:
     vectors = [[1.0, 0.1], [1.0, -0.1], [-10.0, 0.0]]
     listed = [work(i) for i in range(3)]
-    outcomes = weigh(listed, Measured(norms=[1.0, 1.0, 10.0], gram=gram_of(vectors)))
+    outcomes = weigh(listed, measured_of(vectors))
     assert weights_of(outcomes) == [0.5, 0.5, 0.0]
     assert [bool(outcome.refused_reason) for outcome in outcomes] == [False, False, True]
     assert "-1.00" in outcomes[2].refused_reason
@@ -137,7 +152,7 @@ def test_refused_ones_do_not_count_in_medians() -> None:
     vectors = [[1.0], [1.0], [1.0], [-1.0]]
     tokens = [100, 200, 50, 1]
     listed = [work(i, tokens=count) for i, count in enumerate(tokens)]
-    outcomes = weigh(listed, Measured(norms=[1.0] * 4, gram=gram_of(vectors)))
+    outcomes = weigh(listed, measured_of(vectors))
     assert weights_of(outcomes) == [pytest.approx(part / 350) for part in (100, 200, 50)] + [0.0]
 
 
@@ -167,8 +182,7 @@ def commits(draw: st.DrawFn) -> tuple[list[ListedWork], Measured]:
     listed = draw(st.lists(works, max_size=12))
     vector = st.lists(st.floats(-10, 10), min_size=3, max_size=3)
     vectors = [draw(vector) for _ in listed]
-    gram = gram_of(vectors)
-    return listed, Measured(norms=[math.sqrt(row[i]) for i, row in enumerate(gram)], gram=gram)
+    return listed, measured_of(vectors)
 
 
 @settings(deadline=None)

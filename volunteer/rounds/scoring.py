@@ -1,0 +1,79 @@
+"""Which members score a commit's contributions, and when their verdicts count.
+
+Runs in: agent, simulation. Pure.
+
+What arithmetic on the blobs cannot tell, members who look at the data can: whether a contribution
+makes the held-out loss worse, and whether it was there only after another one that it copies.
+Their machines differ in the last bits, so only signed verdicts count. For each commit NUM_SCORERS
+of its active members are drawn by its id. A scorer measures NUM_SCORED contributions, drawn
+likewise, so that all measure the same, and names those that do harm in its next contribution.
+
+An author is blamed where at least MIN_AGREEING scorers of the commit have a verdict in its child's
+list, and all of them name the contribution. So one liar can neither have anybody blamed nor, by
+more than its own veto, save anybody; and scorers that stay away delay nothing.
+
+Paper: arXiv:2505.21684 (Gauntlet), section 3: L(G) - L(G - a c) on held-out and assigned data.
+Differs: verdicts instead of a rating, drawn members instead of validators that are trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+from blake3 import blake3
+
+from volunteer.rounds.exclusion import max_struck
+from volunteer.rounds.records import Contribution
+
+NUM_SCORERS = 3
+NUM_SCORED = 4
+"""Contributions that a scorer measures; each takes an evaluation of its own."""
+MIN_AGREEING = 2
+
+
+def draw_scorers(commit_id: str, members: Iterable[str]) -> tuple[str, ...]:
+    """Return who scores what a commit lists, of the members that are active at it."""
+    return _draw(b"scorer", commit_id, members, NUM_SCORERS)
+
+
+def draw_scored(commit_id: str, listed: Iterable[str]) -> tuple[str, ...]:
+    """Return which of the contributions that a commit lists are measured for it."""
+    return _draw(b"scored", commit_id, listed, NUM_SCORED)
+
+
+def _draw(purpose: bytes, commit_id: str, names: Iterable[str], count: int) -> tuple[str, ...]:
+    # The commit's own id, which nobody knows before its contributions are fixed.
+    context = b"allmende/" + purpose + b"/1\x00"
+
+    def lot(name: str) -> bytes:
+        return blake3(context + f"{commit_id}/{name}".encode()).digest()
+
+    return tuple(sorted(names, key=lambda name: (lot(name), name))[:count])
+
+
+def blamed_authors(
+    authors: Mapping[str, str],
+    verdicts: Iterable[Contribution],
+    scorers: Collection[str],
+) -> frozenset[str]:
+    """Return whose work the scorers of a commit condemn.
+
+    Args:
+        authors: contribution that the commit lists -> its author.
+        verdicts: contributions on the commit that its child lists.
+        scorers: who was drawn for it.
+    """
+    harmful = {
+        record.author: frozenset(record.harmful)
+        for record in verdicts
+        if record.harmful is not msgspec.UNSET and record.author in scorers
+    }
+    blamed = set()
+    for contribution_id, author in authors.items():
+        named = [contribution_id in found for who, found in harmful.items() if who != author]
+        if len(named) >= MIN_AGREEING and all(named):
+            blamed.add(author)
+    # Where more seem wrong than may be, the scorers are.
+    is_plausible = len(blamed) <= max_struck(len({*authors.values()}))
+    return frozenset(blamed) if is_plausible else frozenset()
