@@ -26,7 +26,7 @@ KNOWN_CODECS = (("int4", 1), ("int8", 1), ("fp16", 1), ("fp32", 1))
 LATER_KEYS: dict[str, frozenset[str]] = {
     "model": frozenset({"num_kv_heads", "tied_embeddings"}),
     "data": frozenset(),
-    "inner": frozenset(),
+    "inner": frozenset({"optimizer", "muon_momentum"}),
     "outer": frozenset(),
     "codec": frozenset(),
     "evaluation": frozenset({"max_s"}),
@@ -97,7 +97,7 @@ class DataSpec(_Table, frozen=True, kw_only=True):
 
 
 class InnerSpec(_Table, frozen=True, kw_only=True):
-    """The inner optimizer: AdamW, linear warm-up, cosine over rounds to a floor."""
+    """The inner optimizer: linear warm-up, cosine over rounds to a floor."""
 
     lr: _Positive
     beta1: _BelowOne = 0.9
@@ -111,6 +111,10 @@ class InnerSpec(_Table, frozen=True, kw_only=True):
     floor_fraction: _Fraction = 0.1
     batch_sequences: _Count
     """Sequences of an inner step; split into micro-batches as the device needs."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` makes the updates of hidden matrices orthogonal; what else there is takes AdamW. A
+    learning rate that suits the one suits the other."""
+    muon_momentum: _BelowOne = 0.95
 
 
 class OuterSpec(_Table, frozen=True, kw_only=True):

@@ -27,10 +27,11 @@ from torch import Tensor
 from volunteer.messages import Contribute, Encoded, OwnWork, Rebase
 from volunteer.run import RunSpec
 from volunteer.training import carrying, pseudo_gradient
+from volunteer.training.adamw import AdamState
 from volunteer.training.devices import Device
 from volunteer.training.finite import is_finite
-from volunteer.training.inner import AdamState, NotFiniteError, StepResult, take_inner_step
-from volunteer.training.model import TrainableWeights
+from volunteer.training.inner import NotFiniteError, StepResult, take_inner_step
+from volunteer.training.model import LossFunction, TrainableWeights, next_token_loss
 from volunteer.training.progress import (
     Progress,
     after_contribution,
@@ -93,6 +94,7 @@ def train(
     micro_batch_sequences: int,
     device: Device,
     should_stop: Callable[[], bool],
+    loss_function: LossFunction = next_token_loss,
 ) -> StepResult | None:
     """Take one inner step.
 
@@ -103,6 +105,7 @@ def train(
         micro_batch_sequences: sequences per backward pass.
         device: where theta lives.
         should_stop: asked before each micro-batch.
+        loss_function: of a micro-batch: `next_token_loss`, or what computes the same.
 
     Returns:
         None if told to stop; the state is then as before.
@@ -121,6 +124,7 @@ def train(
         micro_batch_sequences=micro_batch_sequences,
         device=device,
         should_stop=should_stop,
+        loss_function=loss_function,
     )
     if result is not None:
         num_tokens = windows_BT1.shape[0] * (windows_BT1.shape[1] - 1)

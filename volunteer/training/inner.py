@@ -1,9 +1,10 @@
-"""The inner optimizer: one AdamW step on flat vectors, in micro-batches.
+"""The inner step: a gradient, in micro-batches, and a step of the run's optimizer, or neither.
 
 Runs in: trainer. Stage 1 of a round.
 
-Paper: arXiv:2311.08105, Alg. 1: the inner optimizer of each worker is AdamW (arXiv:1711.05101); its
-state stays with the worker across rounds and is never communicated.
+Paper: arXiv:2311.08105, Alg. 1: the inner optimizer of each worker is AdamW (adamw.py), or Muon
+(muon.py) as in arXiv:2505.23725; its state stays with the worker across rounds and is never
+communicated.
 
 Shape legend: B sequences of a step, T1 = context_tokens + 1, P all parameters.
 """
@@ -19,29 +20,14 @@ from torch import Tensor
 
 from volunteer.errors import TrainerError
 from volunteer.run import InnerSpec, ModelSpec
+from volunteer.training.adamw import AdamState, adamw_step, decay_ranges
 from volunteer.training.devices import Device
-from volunteer.training.layout import model_layout
-from volunteer.training.model import TrainableWeights, next_token_loss
-
-ADAM_EPSILON = 1e-8
-"""Added to the root of the second moment; the value of the Adam paper and of torch."""
+from volunteer.training.model import LossFunction, TrainableWeights, next_token_loss
+from volunteer.training.muon import muon_step
 
 
 class NotFiniteError(TrainerError):
     """The loss, the gradient or the weights are not finite numbers any more."""
-
-
-@dataclass(slots=True)
-class AdamState:
-    """Both moments, changed in place by `adamw_step`; shape (P,), as the weights are."""
-
-    mean_P: Tensor
-    square_P: Tensor
-
-    @classmethod
-    def zeros_like(cls, weights_P: Tensor) -> AdamState:
-        """Return the state before the first step."""
-        return cls(torch.zeros_like(weights_P), torch.zeros_like(weights_P))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +57,6 @@ def learning_rate(inner: InnerSpec, *, inner_step: int, round_index: int) -> flo
     return inner.lr * warmup * (inner.floor_fraction + (1.0 - inner.floor_fraction) * cosine)
 
 
-def decay_ranges(model: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """Return the (start, end) ranges of the flat vector that decay: matrices, but not norms."""
-    ranges: list[tuple[int, int]] = []
-    for slot in model_layout(model):
-        if slot.is_norm:
-            continue
-        if ranges and ranges[-1][1] == slot.offset:
-            ranges[-1] = (ranges[-1][0], slot.end)
-        else:
-            ranges.append((slot.offset, slot.end))
-    return tuple(ranges)
-
-
 def accumulate_gradient(
     weights: TrainableWeights,
     windows_BT1: Tensor,
@@ -92,6 +65,7 @@ def accumulate_gradient(
     micro_batch_sequences: int,
     device: Device,
     should_stop: Callable[[], bool],
+    loss_function: LossFunction = next_token_loss,
 ) -> float | None:
     """Set `weights.gradient_P` to the gradient of the mean loss over the batch.
 
@@ -102,6 +76,7 @@ def accumulate_gradient(
         micro_batch_sequences: sequences per backward pass, at least 1.
         device: for the precision of the forward passes.
         should_stop: asked before each micro-batch.
+        loss_function: of a micro-batch.
 
     Returns:
         The mean loss, nats per token; None if told to stop, with the gradient then unfinished.
@@ -112,7 +87,7 @@ def accumulate_gradient(
         if should_stop():
             return None
         with device.autocast():
-            loss = next_token_loss(weights.parameters, micro_BT1, model)
+            loss = loss_function(weights.parameters, micro_BT1, model)
         share = len(micro_BT1) / len(windows_BT1)
         (loss * share).backward()  # type: ignore[no-untyped-call]
         # Waits for the device, so that a stop is seen within one micro-batch of real time.
@@ -137,43 +112,6 @@ def clip_gradient(gradient_P: Tensor, clip_norm: float) -> float:
     return norm
 
 
-def adamw_step(
-    weights_P: Tensor,
-    gradient_P: Tensor,
-    adam: AdamState,
-    inner: InnerSpec,
-    *,
-    lr: float,
-    num_steps: int,
-    ranges: tuple[tuple[int, int], ...],
-) -> None:
-    """Take one AdamW step in place.
-
-    Paper: arXiv:1711.05101, Alg. 2 (decay decoupled from the moments, scaled by the learning rate
-    as torch.optim.AdamW does).
-
-    Args:
-        weights_P: changed.
-        gradient_P: read.
-        adam: changed.
-        inner: betas and weight decay.
-        lr: of this step.
-        num_steps: counting this one, for the bias correction; at least 1.
-        ranges: of `decay_ranges`.
-
-    Cost: one temporary vector of P elements; it is allocated before anything is changed, so that
-    running out of memory leaves weights and moments as they were.
-    """
-    root_P = torch.empty_like(weights_P)
-    for start, end in ranges:
-        weights_P[start:end].mul_(1.0 - lr * inner.weight_decay)
-    adam.mean_P.mul_(inner.beta1).add_(gradient_P, alpha=1.0 - inner.beta1)
-    adam.square_P.mul_(inner.beta2).addcmul_(gradient_P, gradient_P, value=1.0 - inner.beta2)
-    torch.div(adam.square_P, 1.0 - inner.beta2**num_steps, out=root_P)
-    root_P.sqrt_().add_(ADAM_EPSILON)
-    weights_P.addcdiv_(adam.mean_P, root_P, value=-lr / (1.0 - inner.beta1**num_steps))
-
-
 def take_inner_step(
     weights: TrainableWeights,
     adam: AdamState,
@@ -186,6 +124,7 @@ def take_inner_step(
     micro_batch_sequences: int,
     device: Device,
     should_stop: Callable[[], bool],
+    loss_function: LossFunction = next_token_loss,
 ) -> StepResult | None:
     """Take one inner step, or none at all.
 
@@ -200,6 +139,7 @@ def take_inner_step(
         micro_batch_sequences: sequences per backward pass.
         device: for the precision of the forward passes.
         should_stop: asked before each micro-batch.
+        loss_function: of a micro-batch.
 
     Returns:
         None if told to stop: weights and moments are then as before.
@@ -214,19 +154,47 @@ def take_inner_step(
         micro_batch_sequences=micro_batch_sequences,
         device=device,
         should_stop=should_stop,
+        loss_function=loss_function,
     )
     if loss is None:
         return None
     if not math.isfinite(loss):
         raise NotFiniteError(f"loss is {loss}")
     norm = clip_gradient(weights.gradient_P, inner.clip_norm)
-    adamw_step(
-        weights.weights_P,
-        weights.gradient_P,
+    _take_optimizer_step(
+        weights,
         adam,
+        model,
         inner,
         lr=learning_rate(inner, inner_step=inner_step, round_index=round_index),
         num_steps=inner_step + 1,
-        ranges=decay_ranges(model),
+        product_dtype=device.autocast_dtype or weights.weights_P.dtype,
     )
     return StepResult(loss=loss, gradient_norm=norm)
+
+
+def _take_optimizer_step(
+    weights: TrainableWeights,
+    adam: AdamState,
+    model: ModelSpec,
+    inner: InnerSpec,
+    *,
+    lr: float,
+    num_steps: int,
+    product_dtype: torch.dtype,
+) -> None:
+    weights_P, gradient_P = weights.weights_P, weights.gradient_P
+    if inner.optimizer == "muon":
+        muon_step(
+            weights_P,
+            gradient_P,
+            adam,
+            inner,
+            model,
+            lr=lr,
+            num_steps=num_steps,
+            product_dtype=product_dtype,
+        )
+    else:
+        ranges = decay_ranges(model)
+        adamw_step(weights_P, gradient_P, adam, inner, lr=lr, num_steps=num_steps, ranges=ranges)

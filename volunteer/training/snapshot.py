@@ -2,10 +2,11 @@
 
 Runs in: trainer.
 
-theta, P, E and both Adam moments (fp32, canonical safetensors) and `Progress` (in the manifest) go
-into one checkpoint; checkpoint/FORMAT.md says what a kill leaves. Training resumed from a snapshot
-goes on bit for bit as if it had not stopped, on a CPU with the same number of threads: what else it
-depends on (data, learning rate) is a function of `Progress` and the RunSpec.
+theta, P, E and both moments of the inner optimizer (fp32, canonical safetensors), its name and
+`Progress` (in the manifest) go into one checkpoint; checkpoint/FORMAT.md says what a kill leaves.
+Training resumed from a snapshot goes on bit for bit as if it had not stopped, on a CPU with the
+same number of threads: what else it depends on (data, learning rate) is a function of `Progress`
+and the RunSpec.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from torch import Tensor
 from volunteer.checkpoint.store import CheckpointStore
 from volunteer.errors import CheckpointCorruptError, CheckpointError, CheckpointTooNewError
 from volunteer.run import RunSpec
+from volunteer.training.adamw import AdamState
 from volunteer.training.blob_format import TensorEntry, file_bytes, header_bytes
 from volunteer.training.contribution_note import ContributionNotes
 from volunteer.training.devices import Device
 from volunteer.training.diloco import LocalState
-from volunteer.training.inner import AdamState
 from volunteer.training.layout import num_parameters
 from volunteer.training.model import TrainableWeights
 from volunteer.training.progress import Progress
@@ -44,6 +45,9 @@ class _Metadata(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     module_id: str
     progress: Progress
+    optimizer: str = "adamw"
+    """Whose moments these are; with `muon` the mean is its momentum where a matrix of a hidden
+    layer lies. Snapshots of before there were two do not say."""
 
 
 class _Version(msgspec.Struct):
@@ -59,6 +63,7 @@ class SnapshotStore:
         self._run_id = spec.run_id
         self._module_id = module_id
         self._model = spec.model
+        self._optimizer = spec.inner.optimizer
         num = num_parameters(spec.model)
         self._num_parameters = num
         self._entries = tuple(TensorEntry(name, "F32", (num,)) for name in _VECTORS)
@@ -81,6 +86,7 @@ class SnapshotStore:
             run_id=self._run_id,
             module_id=self._module_id,
             progress=state.progress,
+            optimizer=self._optimizer,
         )
         self._checkpoints.save(
             lambda file: self._write_vectors(file, state), msgspec.to_builtins(metadata)
@@ -179,5 +185,9 @@ class SnapshotStore:
         if (metadata.run_id, metadata.module_id) != (self._run_id, self._module_id):
             raise CheckpointError(
                 f"the snapshot belongs to run {metadata.run_id}, module {metadata.module_id}"
+            )
+        if metadata.optimizer != self._optimizer:
+            raise CheckpointCorruptError(
+                f"the snapshot's moments are of {metadata.optimizer}, not of {self._optimizer}"
             )
         return metadata

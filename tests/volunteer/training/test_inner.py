@@ -13,17 +13,16 @@ from torch import Tensor
 from tests.volunteer.training.tiny_run import CPU, never, tiny_spec, tiny_weights_P, tiny_windows
 from volunteer.data.builtin import load_builtin_run
 from volunteer.run import InnerSpec, RunSpec
+from volunteer.training import adamw
+from volunteer.training.adamw import AdamState, adamw_step, decay_ranges
 from volunteer.training.data import load_corpus, training_windows
 from volunteer.training.evaluation import held_out_loss
 from volunteer.training.genesis import build_genesis
 from volunteer.training.inner import (
-    AdamState,
     NotFiniteError,
     StepResult,
     accumulate_gradient,
-    adamw_step,
     clip_gradient,
-    decay_ranges,
     learning_rate,
     take_inner_step,
 )
@@ -88,6 +87,26 @@ def test_twenty_steps_equal_torch_adamw() -> None:
         optimizer.step()
     theirs_P = torch.cat([theirs[slot.name].detach() for slot in model_layout(SPEC.model)])
     torch.testing.assert_close(ours_P, theirs_P, rtol=0, atol=1e-12)
+
+
+def test_slices_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(1)
+    gradient_P = torch.randn(num_parameters(SPEC.model), generator=generator)
+
+    def stepped() -> tuple[Tensor, ...]:
+        weights_P = tiny_weights_P(SPEC)
+        adam = AdamState.zeros_like(weights_P)
+        for num_steps in (1, 2, 3):
+            ranges = decay_ranges(SPEC.model)
+            adamw_step(
+                weights_P, gradient_P, adam, SPEC.inner, lr=0.1, num_steps=num_steps, ranges=ranges
+            )
+        return weights_P, adam.mean_P, adam.square_P
+
+    whole = stepped()
+    monkeypatch.setattr(adamw, "SLICE_ELEMENTS", {"cpu": 1024})
+    for sliced_P, whole_P in zip(stepped(), whole, strict=True):
+        assert torch.equal(sliced_P, whole_P)
 
 
 def test_exactly_the_matrices_decay() -> None:
