@@ -17,6 +17,7 @@ import typer
 from tui import arguments, launch
 from tui.client import DEADLINE_S, ControlClient
 from tui.config_verb import config_app
+from tui.demo import demo
 from tui.doctor import doctor
 from tui.export import export
 from tui.lab import lab_app
@@ -26,7 +27,7 @@ from tui.wording import clean
 from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
 from volunteer.errors import VolunteerError
 from volunteer.locations import Locations
-from volunteer.messages import MAX_SAMPLE_TOKENS, MAX_SEED
+from volunteer.messages import DEFAULT_TEMPERATURE, MAX_SAMPLE_TOKENS, MAX_SEED
 
 TAGLINE = "Lend your idle GPU to train an open model. A pause gives it back at once."
 HISTORY_LIMIT = 2000
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.add_typer(lab_app, name="lab")
 app.add_typer(service_app, name="service")
+app.command()(demo)
 app.command()(doctor)
 app.command()(export)
 app.command()(setup)
@@ -331,7 +333,7 @@ def sample(
         typer.Option(
             metavar="T", callback=arguments.temperature, help="0: the likeliest each time."
         ),
-    ] = 0.8,
+    ] = DEFAULT_TEMPERATURE,
     seed: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, max=MAX_SEED, help="The same text again; default: any."),
@@ -346,31 +348,6 @@ def sample(
         _write_json(written)
         return
     _write(sample_text(prompt, written))
-
-
-@app.command()
-def demo(
-    volunteers: Annotated[int, typer.Option(min=1, max=16, help="Agents to start.")] = 3,
-    minutes: Annotated[
-        float, typer.Option(callback=arguments.minutes, help="How long they train; 1 or more.")
-    ] = 2.0,
-    verify: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Check a kept demo's records again.")
-    ] = None,
-    keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep everything in this folder.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run a whole swarm on this machine, in a folder of its own."""
-    from tui.demo import run_demo, verify_demo
-
-    flags = ("--json",) if as_json else ()
-    if verify is not None:
-        if keep is not None:
-            raise typer.BadParameter("--verify and --keep exclude each other")
-        sys.exit(verify_demo(verify, flags))
-    sys.exit(run_demo(volunteers, minutes, keep, flags))
 
 
 @app.command()

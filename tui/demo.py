@@ -12,7 +12,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from tui import arguments
 from volunteer.errors import VolunteerError
 from volunteer.interrupts import holding_signals
 
@@ -21,21 +25,60 @@ INTERRUPTED_EXIT_CODE = 130
 # As shells give it to what Ctrl+C ended.
 
 
-def run_demo(volunteers: int, minutes: float, keep: Path | None, flags: Sequence[str]) -> int:
+def demo(
+    volunteers: Annotated[int, typer.Option(min=1, max=16, help="Agents to start.")] = 3,
+    minutes: Annotated[
+        float, typer.Option(callback=arguments.minutes, help="How long they train; 1 or more.")
+    ] = 2.0,
+    run: Annotated[
+        str, typer.Option(metavar="RUN", help="What they train: demo, commons or a RunSpec file.")
+    ] = "demo",
+    round_s: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            callback=arguments.round_length,
+            help="Round length; default: the run's, or a twentieth of the time.",
+        ),
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Check a kept demo's records again.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep everything in this folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Run a whole swarm on this machine, in a folder of its own."""
+    flags = ["--json"] if as_json else []
+    if verify is not None:
+        if keep is not None:
+            raise typer.BadParameter("--verify and --keep exclude each other")
+        sys.exit(verify_demo(verify, flags))
+    if round_s is not None:
+        flags += ["--round-s", f"{round_s:g}"]
+    sys.exit(run_demo(volunteers, minutes, run, keep, flags))
+
+
+def run_demo(
+    volunteers: int, minutes: float, run: str, keep: Path | None, flags: Sequence[str]
+) -> int:
     """Run the demo and return its exit status; its output is passed through.
 
     Args:
         volunteers: agents to start.
         minutes: how long they train.
+        run: a built-in run or a RunSpec file.
         keep: folder to leave everything in; None: a temporary one, removed at the end.
         flags: passed on, as `--json`.
 
     Raises:
         VolunteerError: `keep` holds something already.
     """
-    argv = ["--volunteers", str(volunteers), "--minutes", f"{minutes:g}"]
+    run_name = str(Path(run).absolute()) if Path(run).is_file() else run
+    argv = ["--volunteers", str(volunteers), "--minutes", f"{minutes:g}", "--run", run_name]
     who = "a volunteer" if volunteers == 1 else f"{volunteers} volunteers"
-    plan = f"Starting {who} on this machine, to train a tiny model on the CPU for {minutes:g} min"
+    plan = f"Starting {who} on this machine, to train a small model on the CPU for {minutes:g} min"
     if keep is not None:
         _verify_empty(keep)
         _say(f"{plan}; all is kept in {keep}. Ctrl+C ends it.")

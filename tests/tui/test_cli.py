@@ -200,7 +200,7 @@ def test_sample_in_words_and_as_json(home: Path, fake: FakeAgent) -> None:
     words = run(home, "sample", "To be, ")
     assert (words.returncode, words.stderr) == (0, "")
     assert words.stdout == "To be, \ufffd[2Jor not\tto\ufffd \ufffd\nbe\n"
-    assert fake.requests[0].args == {"prompt": "To be, ", "max_tokens": 200, "temperature": 0.8}
+    assert fake.requests[0].args == {"prompt": "To be, ", "max_tokens": 200, "temperature": 0.7}
     flags = ["--seed", "7", "--temperature", "0", "--max-tokens", "5", "--json"]
     as_json = run(home, "sample", *flags)
     assert msgspec.json.decode(as_json.stdout, type=Sample) == SAMPLE
@@ -236,8 +236,9 @@ main()
 
 def test_demo_passes_output_and_exit_status_through(home: Path) -> None:
     result = run(home, "demo", "--minutes", "1.5", "--keep", str(home / "d"), "--json",
-                 code=FAKE_DEMO)  # fmt: skip
-    args = ["--volunteers", "3", "--minutes", "1.5", "--dir", str(home / "d"), "--json"]
+                 "--run", "commons", "--round-s", "7.5", code=FAKE_DEMO)  # fmt: skip
+    args = ["--volunteers", "3", "--minutes", "1.5", "--run", "commons", "--dir", str(home / "d")]
+    args += ["--json", "--round-s", "7.5"]
     assert (result.returncode, result.stdout) == (4, f"{args}\n")
     result = run(home, "demo", "--verify", str(home / "d"), code=FAKE_DEMO)
     assert (result.returncode, result.stdout) == (4, f"{['--verify', str(home / 'd')]}\n")

@@ -32,7 +32,7 @@ def test_a_signal_in_the_middle_of_the_start_ends_what_was_started(
     monkeypatch.setattr(demo, "DEMO_COMMAND", SLEEP)
     monkeypatch.setattr("tui.demo.subprocess.Popen", Interrupted)
     try:
-        assert demo.run_demo(2, 2.0, None, []) == demo.INTERRUPTED_EXIT_CODE
+        assert demo.run_demo(2, 2.0, "demo", None, []) == demo.INTERRUPTED_EXIT_CODE
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

@@ -12,6 +12,7 @@ import argparse
 import functools
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,14 +27,15 @@ import trio
 from p2p.errors import P2PError
 from p2p.identity import load_or_create_identity
 from volunteer.agent.demo_client import ask
+from volunteer.agent.demo_run import DEFAULT_RUN, choose_demo_run, publish
 from volunteer.agent.verify import DemoCheck, verify_demo
 from volunteer.answers import RoundPoint, Status
-from volunteer.data.builtin import load_builtin_run
+from volunteer.data.sources import sources_on_disk
 from volunteer.errors import NoAgentError, VolunteerError
 from volunteer.interrupts import holding_signals
 from volunteer.locations import HOME_VARIABLE, Locations
 from volunteer.logs import open_log
-from volunteer.run import RunSpec, format_run_spec, signed_bytes
+from volunteer.run import RunSpec, format_run_spec
 
 UP_DEADLINE_S = 60.0
 SETTLE_DEADLINE_S = 30.0
@@ -47,6 +49,7 @@ MAX_MINUTES = 24 * 60.0
 INTERRUPTED_EXIT_CODE = 130
 """As shells give it to what Ctrl+C ended."""
 SPEC_NAME = "demo.toml"
+TOKENIZER_NAME = "tokenizer.json"
 
 
 class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,9 +71,13 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
 class Demo:
     """One swarm and its folder."""
 
-    def __init__(self, folder: Path, num_volunteers: int, minutes: float) -> None:
-        """Nothing is started yet."""
+    def __init__(
+        self, folder: Path, num_volunteers: int, minutes: float, spec: RunSpec, beside: Path | None
+    ) -> None:
+        """Nothing is started yet; `beside` holds what the RunSpec names by its hash."""
         self._folder = folder
+        self._spec = spec
+        self._beside = beside
         self._num_volunteers = num_volunteers
         self._minutes = minutes
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -98,14 +105,11 @@ class Demo:
         """Have the first volunteer publish the run: it is the genesis roster."""
         locations = _locations(home)
         locations.prepare()
-        identity = load_or_create_identity(locations.identity_file)
-        spec = msgspec.structs.replace(load_builtin_run("demo"), publisher=identity.peer_id)
-        # Nothing is pruned, so that everything can be checked from the records afterwards.
-        rounds = msgspec.structs.replace(spec.rounds, journal_rounds=64)
-        spec = msgspec.structs.replace(spec, rounds=rounds)
-        signature = identity.sign(signed_bytes(spec)).hex()
-        spec = msgspec.structs.replace(spec, signature=signature)
+        spec = publish(self._spec, load_or_create_identity(locations.identity_file))
         (self._folder / SPEC_NAME).write_text(format_run_spec(spec), "utf-8")
+        tokenizer = self._beside / TOKENIZER_NAME if self._beside is not None else None
+        if tokenizer is not None and tokenizer.is_file():
+            shutil.copy(tokenizer, self._folder / TOKENIZER_NAME)
         return spec
 
     def _start_all(self, homes: Sequence[Path]) -> None:
@@ -120,6 +124,8 @@ class Demo:
     def _start(self, home: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
         locations = _locations(home)
         locations.prepare()
+        if sources_on_disk(self._spec.data.sources):  # whoever runs the demo has named them
+            locations.config_file.write_text("allow_file_sources = true\n", "utf-8")
         argv = [sys.executable, "-P", "-m", "volunteer.agent", "--ignore-idle", "--device", "cpu"]
         argv += ["--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0", "--no-mdns"]
         argv += ["--run-file", str(self._folder / SPEC_NAME), *flags]
@@ -253,6 +259,8 @@ def _main(argv: Sequence[str] | None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m volunteer.agent.demo", description=__doc__)
     parser.add_argument("--volunteers", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--run", default=DEFAULT_RUN, help="demo, commons or a RunSpec file")
+    parser.add_argument("--round-s", type=float)
     parser.add_argument("--dir", type=Path)
     parser.add_argument("--verify", type=Path)
     parser.add_argument("--json", action="store_true")
@@ -269,7 +277,11 @@ def _main(argv: Sequence[str] | None) -> NoReturn:
         if not MIN_MINUTES <= options.minutes <= MAX_MINUTES:
             parser.error(f"--minutes: from {MIN_MINUTES:g} to {MAX_MINUTES:g}")
         _make_folder(options.dir)
-        result = Demo(options.dir.absolute(), options.volunteers, options.minutes).run()
+        spec = choose_demo_run(options.run, minutes=options.minutes, round_s=options.round_s)
+        run_file = Path(options.run)
+        beside = run_file.absolute().parent if run_file.is_file() else None
+        folder = options.dir.absolute()
+        result = Demo(folder, options.volunteers, options.minutes, spec, beside).run()
         _tell(result, result.problems, _sentences(result), as_json=options.json)
     except (VolunteerError, P2PError) as error:
         hint = getattr(error, "hint", "")
