@@ -155,14 +155,12 @@ def _listed_since(facts: ChainFacts, oldest: int) -> frozenset[str]:
     found = (
         peer for peer, height in facts.seen.items() if height > oldest and peer not in facts.away
     )
-    if not facts.strikes.excluded_until:
-        return frozenset(found)
-    return frozenset(peer for peer in found if not is_excluded_at(facts, peer))
+    return frozenset(found) - excluded_at(facts)
 
 
-def is_excluded_at(facts: ChainFacts, peer: str) -> bool:
-    """Return whether a child of this commit gives `peer` no weight."""
-    return facts.strikes.is_excluded(peer, facts.height + 1)
+def excluded_at(facts: ChainFacts) -> frozenset[str]:
+    """Return whom a child of this commit gives no weight (exclusion.py)."""
+    return facts.strikes.excluded(facts.height + 1)
 
 
 def rank_order(rules: ChainRules, facts: ChainFacts) -> tuple[str, ...]:

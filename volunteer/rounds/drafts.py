@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from volunteer.rounds import events as ev
 from volunteer.rounds.chain import ChainFacts, ChainRules, rank_of
 from volunteer.rounds.records import Close, Commit, Contribution, Leaving
@@ -20,9 +22,14 @@ class Drafts:
     me: str
 
     def contribution(
-        self, base: ChainFacts, event: ev.ContributionEncoded, *, vote: bool
+        self,
+        base: ChainFacts,
+        event: ev.ContributionEncoded,
+        *,
+        vote: bool,
+        harmful: tuple[str, ...] | None = None,
     ) -> Contribution:
-        """Announce what the trainer has encoded."""
+        """Announce what the trainer has encoded, perhaps with a verdict on what `base` lists."""
         return Contribution(
             run_id=self.rules.run_id,
             module_id=self.rules.module_id,
@@ -36,6 +43,8 @@ class Drafts:
             codec_version=event.codec_version,
             tokens=event.tokens,
             carries=event.carries,
+            content_hash=event.content_hash or msgspec.UNSET,
+            harmful=msgspec.UNSET if harmful is None else harmful,
         )
 
     def commit(
@@ -52,6 +61,7 @@ class Drafts:
             contributions=event.contributions,
             leaving=leaving,
             state_hash=event.state_hash,
+            marked=event.marked or msgspec.UNSET,
         )
 
     def close(self, tip: ChainFacts) -> Close:

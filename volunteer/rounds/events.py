@@ -101,6 +101,8 @@ class ContributionEncoded:
     tokens: int
     carries: tuple[str, ...]
     """Sorted ids of own contributions that were folded into the weights."""
+    content_hash: str = ""
+    """Of the blob's tensors; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,20 @@ class ProposalComputed:
     parent: str
     contributions: tuple[str, ...]
     state_hash: str
+    marked: tuple[str, ...] = ()
+    """Those of them that the aggregation finds bad, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictReached:
+    """As a scorer of `commit_id`, this member finds these of its contributions harmful.
+
+    It goes out with the member's own contribution on that commit (scoring.py).
+    """
+
+    commit_id: str
+    harmful: tuple[str, ...]
+    """Sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +164,7 @@ Event = (
     | WorkDropped
     | ContributionEncoded
     | ProposalComputed
+    | VerdictReached
     | WorkReported
     | TrainerReady
     | ContributingChanged

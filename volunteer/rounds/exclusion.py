@@ -34,6 +34,7 @@ EXCLUSION_ROUNDS = 24
 PROBATION_ROUNDS = 5
 """Listed in fewer commits than this, or excluded lately, an author weighs less (DESIGN.md 4)."""
 MIN_AUTHORS = 5
+NOBODY: frozenset[str] = frozenset()
 MAX_PART = 4
 """At most one in so many is struck in a commit, or excluded from a roster."""
 
@@ -50,6 +51,12 @@ class Strikes:
     def is_excluded(self, author: str, height: int) -> bool:
         """Return whether a commit of this height gives `author` no weight."""
         return height <= self.excluded_until.get(author, -1)
+
+    def excluded(self, height: int) -> frozenset[str]:
+        """Return all whom a commit of this height gives no weight."""
+        if not self.excluded_until:
+            return NOBODY
+        return frozenset(a for a, until in self.excluded_until.items() if height <= until)
 
     def is_on_probation(self, author: str, height: int) -> bool:
         """Return whether an exclusion has ended so lately that `author` weighs less."""

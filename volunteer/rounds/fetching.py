@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from volunteer.rounds import events as ev
 from volunteer.rounds.catch_up import CATCH_UP_HEIGHTS, Needs, Stock, needs_of_headers
-from volunteer.rounds.chain import ChainFacts, listed_authors, listed_in_order
+from volunteer.rounds.chain import ChainFacts, excluded_at, listed_authors, listed_in_order
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.requests import RECORD_AGAIN_S, Kind, Requests
 from volunteer.rounds.sampling import Draw
@@ -67,6 +67,26 @@ class Fetching:
         if not is_contributing and usable.height >= tip.height + self.known.rules.journal_rounds:
             return actions  # enough to go on with; after a longer pause a state is fetched
         return actions + self._headers(start, now_s, is_contributing=is_contributing)
+
+    def take_file(self, event: ev.Event) -> None:
+        """Take in what has become of a blob or a state."""
+        match event:
+            case ev.BlobHeld(contribution_id):
+                self.known.hold(contribution_id)
+            case ev.BlobRefused(contribution_id, reason):
+                self.known.refuse_contribution(contribution_id, reason)
+            case ev.StateHeld(commit_id):
+                self.requests.end_state(commit_id)
+                self.known.hold_state(commit_id)
+            case ev.StateRefused(commit_id, reason):
+                self.requests.end_state(commit_id)
+                self.known.refuse(commit_id, reason)
+            case ev.StateDropped(commit_id):
+                self.known.states.discard(commit_id)
+            case ev.StatePartHeld(commit_id, num_bytes):
+                self.state_parts[commit_id] = num_bytes
+            case _:
+                assert isinstance(event, ev.Ticked)
 
     def is_at_rest(self, tip: ChainFacts, start: str) -> bool:
         """Return whether `what_is_missing` returns nothing however long it takes.
@@ -141,19 +161,20 @@ class Fetching:
         return self._ahead
 
     def _find_ahead(self, withheld: frozenset[str]) -> list[str]:
+        contributions, bad = self.known.contributions, self.known.bad
+        shunned = self.banned | excluded_at(self.known.facts[self._looked_when[0]])
         if self._draw is None:
             found = (i for base in self._looked_at for i in sorted(self._looked_at[base]))
-            return [i for i in found if self.known.contributions[i].author not in self.banned]
+            return [i for i in found if contributions[i].author not in shunned]
         # Another one takes the place of what cannot be had: else who keeps blobs back would fill
         # the draw.
-        contributions, banned, bad = self.known.contributions, self.banned, self.known.bad
         out = {
             i
             for i in self._draw.ids()
             if i not in contributions
             or i in bad
             or i in withheld
-            or contributions[i].author in banned
+            or contributions[i].author in shunned
         }
         return self._draw.chosen(out)
 

@@ -84,6 +84,8 @@ class Machine:
     """Blobs that our trainer has made since the start: they need no fetching nor checking."""
     _told_pending: tuple[str, ...] = ()
     """What the trainer was last told to carry."""
+    _verdicts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Commit -> what it lists and a scorer, this member, finds harmful; the newest alone."""
     _actions: list[ev.Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -187,9 +189,8 @@ class Machine:
             case ev.ContributionEncoded():
                 self._requests.end(Kind.ENCODE, event.base)
                 self._sign_contribution(event)
-            case ev.ProposalComputed():
-                self._requests.end(Kind.PROPOSE, event.parent)
-                self._sign_commit(event, now_s)
+            case ev.ProposalComputed() | ev.VerdictReached():
+                self._take_result(event, now_s)
             case ev.WorkReported(tokens):
                 self.tokens_since_contribution = tokens
             case ev.ContributingChanged(is_contributing):
@@ -200,26 +201,14 @@ class Machine:
                 if self._is_awake and self.tip is not None:
                     self._tell_trainer()
             case _:
-                self._take_file(event)
+                self._fetching.take_file(event)
 
-    def _take_file(self, event: ev.Event) -> None:
-        match event:
-            case ev.BlobHeld(contribution_id):
-                self.known.hold(contribution_id)
-            case ev.BlobRefused(contribution_id, reason):
-                self.known.refuse_contribution(contribution_id, reason)
-            case ev.StateHeld(commit_id):
-                self._requests.end_state(commit_id)
-                self.known.hold_state(commit_id)
-            case ev.StateRefused(commit_id, reason):
-                self._requests.end_state(commit_id)
-                self.known.refuse(commit_id, reason)
-            case ev.StateDropped(commit_id):
-                self.known.states.discard(commit_id)
-            case ev.StatePartHeld(commit_id, num_bytes):
-                self._fetching.state_parts[commit_id] = num_bytes
-            case _:
-                assert isinstance(event, ev.Ticked)
+    def _take_result(self, event: ev.ProposalComputed | ev.VerdictReached, now_s: float) -> None:
+        if isinstance(event, ev.VerdictReached):
+            self._verdicts = {event.commit_id: event.harmful}
+            return
+        self._requests.end(Kind.PROPOSE, event.parent)
+        self._sign_commit(event, now_s)
 
     @property
     def is_silent(self) -> bool:
@@ -377,7 +366,12 @@ class Machine:
         self._encoded_bases.add(event.base)
         self._written_blobs.add(event.blob_id)
         self.tokens_since_contribution = 0
-        contribution = self._drafts.contribution(base, event, vote=self.ballot.may_vote(base))
+        contribution = self._drafts.contribution(
+            base,
+            event,
+            vote=self.ballot.may_vote(base),
+            harmful=self._verdicts.get(event.base),
+        )
         self.ballot.note_vote(contribution)
         self._publish(contribution)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from volunteer.rounds.chain import (
     RECENT_COMMITS,
     ChainFacts,
+    excluded_at,
     expected_at,
     is_quorum,
     listed_authors,
@@ -37,9 +38,14 @@ class Timing:
 def eligible_contributions(
     known: Knowledge, tip: ChainFacts, banned: Collection[str]
 ) -> tuple[str, ...]:
-    """Return the contributions that a child of `tip` may list and whose blobs are held, sorted."""
+    """Return the contributions that a child of `tip` may list and whose blobs are held, sorted.
+
+    Work of excluded authors is among them only where there is no other: it counts for nothing, but
+    where everybody else is gone, a commit of it lets the heights pass that the exclusion lasts.
+    """
     late = known.based_on.get(tip.parent_id, set()) - tip.listed
-    eligible, authors = [], listed_authors(tip, known.contributions)
+    eligible: list[str] = []
+    authors = listed_authors(tip, known.contributions)
     for contribution_id in sorted(known.based_on.get(tip.commit_id, set()) | late):
         contribution = known.contributions[contribution_id]
         key = (contribution.author, contribution.base)
@@ -51,7 +57,9 @@ def eligible_contributions(
         ):
             authors.add(key)
             eligible.append(contribution_id)
-    return tuple(eligible)
+    excluded = excluded_at(tip)
+    wanted = [i for i in eligible if known.contributions[i].author not in excluded]
+    return tuple(wanted or eligible)
 
 
 def roster_votes(known: Knowledge, tip: ChainFacts, eligible: Iterable[str]) -> frozenset[str]:
