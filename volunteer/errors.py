@@ -10,7 +10,8 @@ Runs in: every process.
     |   |-- CheckpointCorruptError
     |   `-- CheckpointTooNewError
     |-- TrainerError
-    |   `-- OutOfGpuMemoryError
+    |   |-- OutOfGpuMemoryError
+    |   `-- DataUnavailableError
     |-- ContributionRejectedError
     |-- ControlError
     |   `-- NoAgentError
@@ -80,6 +81,10 @@ class OutOfGpuMemoryError(TrainerError):
     """The device has too little free memory."""
 
     hint = "close other programs that use the GPU, or start with `--device cpu`"
+
+
+class DataUnavailableError(TrainerError):
+    """What the run trains on cannot be had just now."""
 
 
 class ContributionRejectedError(VolunteerError):

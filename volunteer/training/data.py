@@ -1,47 +1,58 @@
-"""What the inner steps read: windows of the built-in texts, chosen by a counter.
+"""What the inner steps read: windows of texts, chosen by a counter.
 
 Runs in: trainer (training windows), aggregator (held-out windows). Stage 1 of a round.
 
 The last `held_out_fraction` of *each* text is never trained on. Which windows inner step n reads is
 a function of (run_id, peer_seed, n) alone: two volunteers rarely read the same, a restart goes on
-where it stopped, and the position needs no file of its own.
+where it stopped, and the position needs no file of its own. (Streams have one: feed.py.)
 
 Shape legend: B sequences, T1 = context_tokens + 1 (inputs and, one further, targets).
 """
 
 from __future__ import annotations
 
-import functools
-import lzma
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from volunteer.errors import RunSpecError
+from volunteer.data.sources import Source, SourceKind, parse_source
+from volunteer.errors import DataUnavailableError, RunSpecError
 from volunteer.run import DataSpec
+from volunteer.training.sources.builtin_texts import builtin_names, read_builtin_text
+from volunteer.training.sources.prepare import open_texts
+from volunteer.training.tokenizer import Tokens
 
-_BUILTIN_PREFIX = "builtin:"
-_TEXT_SUFFIX = ".txt.xz"
+__all__ = [
+    "Corpus",
+    "Text",
+    "Tokens",
+    "builtin_names",
+    "held_out_window_bytes",
+    "held_out_windows",
+    "load_corpus",
+    "read_builtin_text",
+    "training_windows",
+]
+
 _STREAM_CONTEXT = b"allmende/windows/1\x00"
 _DRAW_BYTES = 8  # of 64 bits; modulo 10^7 windows the bias is below 10^-12
-
-Tokens = npt.NDArray[np.uint8]
-"""Byte-level tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """One source, cut in two."""
+    """One source, or one file of it, cut in two."""
 
     name: str
     training: Tokens
     """The first part, shape (n,)."""
     held_out: Tokens
     """The last part, shape (m,); no training window reaches into it."""
+    held_out_bytes: npt.NDArray[np.uint16] | None = None
+    """Bytes of text that each token of `held_out` covers, shape (m,); None: one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,51 +61,54 @@ class Corpus:
 
     texts: tuple[Text, ...]
 
-
-def builtin_names() -> tuple[str, ...]:
-    """Return the names of the texts that the package ships, sorted."""
-    files = resources.files("volunteer.data").iterdir()
-    names = (file.name for file in files if file.name.endswith(_TEXT_SUFFIX))
-    return tuple(sorted(name.removesuffix(_TEXT_SUFFIX) for name in names))
+    def has_training_windows(self, context_tokens: int) -> bool:
+        """Tell whether any text is long enough to train on."""
+        return any(len(text.training) > context_tokens for text in self.texts)
 
 
-@functools.cache
-def read_builtin_text(name: str) -> Tokens:
-    """Return a text of the package, decoded once a process.
+def load_corpus(
+    data: DataSpec, run_dir: Path | None = None, *, only_public: bool = False
+) -> Corpus:
+    """Open the texts that `data` names and that can be read at any place.
 
-    Returns:
-        uint8, shape (n,), read-only.
-
-    Raises:
-        RunSpecError: no text of this name is shipped, or it cannot be read.
-    """
-    if name not in builtin_names():
-        known = ", ".join(_BUILTIN_PREFIX + known_name for known_name in builtin_names())
-        raise RunSpecError(f"data.sources: {_BUILTIN_PREFIX}{name} is unknown; known: {known}")
-    file = resources.files("volunteer.data").joinpath(name + _TEXT_SUFFIX)
-    try:
-        return np.frombuffer(lzma.decompress(file.read_bytes()), dtype=np.uint8)
-    except (OSError, lzma.LZMAError) as error:
-        raise RunSpecError(
-            f"{_BUILTIN_PREFIX}{name}: {error}", hint="the installation is damaged: reinstall it"
-        ) from error
-
-
-def load_corpus(data: DataSpec) -> Corpus:
-    """Read the texts that `data` names and cut off their held-out parts.
+    Args:
+        data: of the RunSpec.
+        run_dir: the run's folder, where what is not shipped with the package has been prepared.
+        only_public: leave out what is private; then streams count, with what is held out of them,
+            and nothing may be missing: the loss is measured on the same text every time.
 
     Raises:
         RunSpecError: a source is unknown or unreadable.
+        DataUnavailableError: it has not been prepared.
     """
-    texts = []
-    for source in data.sources:
-        name = source.removeprefix(_BUILTIN_PREFIX)
-        tokens = read_builtin_text(name)
-        num_training = len(tokens) - int(len(tokens) * data.held_out_fraction)
-        texts.append(
-            Text(name=name, training=tokens[:num_training], held_out=tokens[num_training:])
-        )
+    texts: list[Text] = []
+    for source in map(parse_source, data.sources):
+        if source.kind is SourceKind.BUILTIN and data.tokenizer == "bytes":
+            texts.append(_builtin_text(source.name, data.held_out_fraction))
+        elif source.is_public if only_public else not source.is_stream:
+            texts += _cached_texts(source, run_dir)
     return Corpus(tuple(texts))
+
+
+def _builtin_text(name: str, held_out_fraction: float) -> Text:
+    tokens = read_builtin_text(name)
+    num_training = len(tokens) - int(len(tokens) * held_out_fraction)
+    return Text(name=name, training=tokens[:num_training], held_out=tokens[num_training:])
+
+
+def _cached_texts(source: Source, run_dir: Path | None) -> list[Text]:
+    cached = None if run_dir is None else open_texts(run_dir, source)
+    if cached is None:
+        raise DataUnavailableError(f"{source.text} has not been prepared yet")
+    return [
+        Text(
+            name=source.text,
+            training=text.training,
+            held_out=text.held_out,
+            held_out_bytes=text.held_out_bytes,
+        )
+        for text in cached
+    ]
 
 
 def training_windows(
@@ -111,7 +125,7 @@ def training_windows(
     Every window of the training parts is equally likely, whichever text it is in.
 
     Returns:
-        uint8, shape (B, T1) with B = num_sequences, T1 = context_tokens + 1.
+        uint8 where tokens are bytes, shape (B, T1) with B = num_sequences, T1 = context_tokens + 1.
 
     Raises:
         RunSpecError: no text is long enough for a window.
@@ -128,15 +142,42 @@ def held_out_windows(corpus: Corpus, *, num_sequences: int, context_tokens: int)
     """Return the fixed windows of evaluation: evenly spread over all held-out text.
 
     Returns:
-        uint8, shape (B, T1) with B = num_sequences, T1 = context_tokens + 1.
+        uint8 where tokens are bytes, shape (B, T1) with B = num_sequences, T1 = context_tokens + 1.
 
     Raises:
         RunSpecError: no held-out part is long enough for a window.
     """
     parts = [text.held_out for text in corpus.texts]
+    return _cut_windows(parts, _middles(parts, num_sequences, context_tokens), context_tokens + 1)
+
+
+def held_out_window_bytes(
+    corpus: Corpus, *, num_sequences: int, context_tokens: int
+) -> npt.NDArray[np.int64]:
+    """Return how many bytes of text the targets of each window of `held_out_windows` cover.
+
+    Returns:
+        Shape (B,): context_tokens where tokens are bytes.
+
+    Raises:
+        RunSpecError: no held-out part is long enough for a window.
+    """
+    parts = [text.held_out for text in corpus.texts]
+    middles = _middles(parts, num_sequences, context_tokens)
+    lengths: list[Tokens] = [
+        np.ones(len(text.held_out), dtype=np.uint16)
+        if text.held_out_bytes is None
+        else text.held_out_bytes
+        for text in corpus.texts
+    ]
+    of_each = _cut_windows(lengths, middles, context_tokens + 1)
+    num_bytes: npt.NDArray[np.int64] = of_each[:, 1:].sum(axis=1, dtype=np.int64)
+    return num_bytes  # without the first token, which is no target
+
+
+def _middles(parts: Sequence[Tokens], num_sequences: int, context_tokens: int) -> list[int]:
     num_windows = _count_windows(parts, context_tokens + 1, what="held-out")
-    middles = [(2 * i + 1) * num_windows // (2 * num_sequences) for i in range(num_sequences)]
-    return _cut_windows(parts, middles, context_tokens + 1)
+    return [(2 * i + 1) * num_windows // (2 * num_sequences) for i in range(num_sequences)]
 
 
 def _count_windows(parts: Sequence[Tokens], window_tokens: int, *, what: str) -> int:
@@ -148,7 +189,7 @@ def _count_windows(parts: Sequence[Tokens], window_tokens: int, *, what: str) ->
 
 def _cut_windows(parts: Sequence[Tokens], indices: Sequence[int], window_tokens: int) -> Tokens:
     """Cut the windows numbered `indices`, counting through `parts`; none crosses two parts."""
-    windows = np.empty((len(indices), window_tokens), dtype=np.uint8)
+    windows = np.empty((len(indices), window_tokens), dtype=parts[0].dtype)
     counts = [max(0, len(part) - window_tokens + 1) for part in parts]
     ends = np.cumsum(counts)
     for row, index in enumerate(indices):

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from volunteer.errors import (
     ContributionRejectedError,
@@ -39,9 +38,10 @@ from volunteer.messages import (
 from volunteer.run import RunSpec
 from volunteer.training import diloco
 from volunteer.training.child_process import Inbox
-from volunteer.training.data import load_corpus, training_windows
+from volunteer.training.data import load_corpus
 from volunteer.training.devices import Device, is_out_of_memory, release_cached_memory
 from volunteer.training.diloco import LocalState
+from volunteer.training.feed import Feed
 from volunteer.training.inner import NotFiniteError, StepResult, learning_rate
 from volunteer.training.meter import Meter
 from volunteer.training.micro_batches import MicroBatches
@@ -81,6 +81,7 @@ class TrainingLoop:
         inbox: Inbox[TrainerCommand],
         emit: Callable[[TrainerEvent], None],
         now_s: Callable[[], float],
+        feed: Feed | None = None,
     ) -> None:
         """Read the data; nothing is trained before `run`.
 
@@ -92,6 +93,7 @@ class TrainingLoop:
             inbox: the agent's commands.
             emit: tells the agent.
             now_s: a monotonic clock.
+            feed: what the inner steps read; None: the texts of the package, as bytes.
 
         Raises:
             RunSpecError: the data is unknown or unreadable.
@@ -104,7 +106,7 @@ class TrainingLoop:
         self._inbox = inbox
         self._emit = emit
         self._now_s = now_s
-        self._corpus = load_corpus(self._spec.data)
+        self._feed = feed or Feed(self._spec, settings.peer_seed, load_corpus(self._spec.data))
         self._state: LocalState | None = None
         self._saved = Progress()
         """What is on the disk."""
@@ -209,10 +211,13 @@ class TrainingLoop:
 
     def _step(self, state: LocalState) -> StepResult | None:
         """Take one inner step; None if a stop came, or if memory ran out and less is tried next."""
+        windows = self._feed.windows(state.progress.inner_step, self._inbox.should_stop)
+        if windows is None:
+            return None
         try:
             result = diloco.train(
                 state,
-                self._windows(state.progress.inner_step),
+                torch.from_numpy(windows).to(self._device.torch_device).long(),
                 self._spec,
                 micro_batch_sequences=self._micro_batches.sequences,
                 device=self._device,
@@ -232,17 +237,6 @@ class TrainingLoop:
         """Tell, before each micro-batch, whether a stop has come."""
         self._micro_batches.note_begin(self._now_s())
         return self._inbox.should_stop()
-
-    def _windows(self, inner_step: int) -> Tensor:
-        windows = training_windows(
-            self._corpus,
-            run_id=self._spec.run_id,
-            peer_seed=self._settings.peer_seed,
-            inner_step=inner_step,
-            num_sequences=self._spec.inner.batch_sequences,
-            context_tokens=self._spec.model.context_tokens,
-        )
-        return torch.from_numpy(windows).to(self._device.torch_device).long()
 
     def _report(self, now_s: float) -> None:
         progress = self._progress
@@ -306,6 +300,7 @@ class TrainingLoop:
             self._emit(NothingToContribute(base=command.base))
             return
         self._is_saved = False
+        self._feed.save(self._progress.inner_step)
         self._snapshots.save_contribution(self._state)
         self._saved = self._state.progress
         self._emit_saved()
@@ -327,6 +322,7 @@ class TrainingLoop:
         self._state = self._snapshots.load(self._device)
         self._is_saved = True
         self._saved = Progress() if self._state is None else self._state.progress
+        self._feed.restore(self._saved.inner_step)
 
     def _save(self) -> None:
         """Put the state on the disk, if it is not there, and say so.
@@ -337,6 +333,7 @@ class TrainingLoop:
         """
         if self._state is not None and not self._is_saved:
             diloco.verify_finite(self._state)
+            self._feed.save(self._progress.inner_step)
             self._snapshots.save(self._state)
             self._saved = self._state.progress
             self._is_saved = True
