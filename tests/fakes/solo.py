@@ -92,6 +92,8 @@ class FakeAggregator:
     bad_blobs: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     """Contribution -> why it gets weight 0."""
+    marked: set[str] = field(default_factory=set)
+    """Contributions that a commit has to mark as bad work."""
     is_against: Callable[[str], bool] = lambda contribution_id: False
     """Whether a contribution gets weight 0, if `refused` does not say so."""
     asked: list[AggregatorCommand] = field(default_factory=list)
@@ -121,6 +123,7 @@ class FakeAggregator:
                         norm=1.0,
                         clip_scale=1.0,
                         refused_reason=self._verdict(work.contribution_id),
+                        is_marked=work.contribution_id in self.marked,
                     )
                     for work in listed
                 )

@@ -364,14 +364,14 @@ class RoundDriver:
         match event:
             case TrainerStarted(last_contribution=last):
                 if last is not None:
-                    self.post(encoded_event(last))
+                    self.post(await encoded_event(last, self._files.own_content_hash))
                 # Only after what the snapshot holds is in the books.
                 self.post(ev.TrainerReady())
             case Stepped(tokens_since_contribution=tokens):
                 self.post(ev.WorkReported(tokens))
             case Encoded():
                 self._encoding = None
-                self.post(encoded_event(event))
+                self.post(await encoded_event(event, self._files.own_content_hash))
             case NothingToContribute():
                 self._encoding_failed()
             case SnapshotSaved():

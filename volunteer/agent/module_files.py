@@ -23,10 +23,10 @@ from volunteer.agent.aggregator_service import (
 )
 from volunteer.agent.applying import CommitApplier
 from volunteer.agent.bulk_gate import BulkGate
+from volunteer.agent.commit_states import CommitStates
 from volunteer.agent.priority import priority_of
 from volunteer.agent.record_log import RecordLog
 from volunteer.agent.state_fetch import StateFetch
-from volunteer.errors import StorageFullError
 from volunteer.messages import (
     BlobValidated,
     BuildGenesis,
@@ -41,6 +41,7 @@ from volunteer.rounds.credit import WorkState
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.records import Contribution
 from volunteer.run import RunSpec
+from volunteer.training.content_hash import content_hash_of
 from volunteer.training.layout import num_parameters
 
 log = logging.getLogger(__name__)
@@ -76,14 +77,15 @@ class ModuleFiles:
         self._store = store
         self._swarm = swarm
         self._aggregator = aggregator
-        self._log = record_log
         self.post: Callable[[ev.Event], None]
         self.nursery: trio.Nursery | None = None
         self.on_refused: Callable[[str, str], None] = lambda contribution_id, reason: None
+        self.on_outcomes: Callable[[str, tuple[Outcome, ...]], None] = lambda commit_id, out: None
         self._blob_fetches: dict[str, tuple[int, trio.CancelScope]] = {}
         self._failed_states: set[str] = set()
         self._is_disk_short = False
         self._applier = CommitApplier(store, aggregator, self.state_hash_of)
+        self._commits = CommitStates(self._applier, record_log, self)
         num = num_parameters(spec.model)
         # fp32 weights and momentum
         self.gate = BulkGate()
@@ -150,9 +152,9 @@ class ModuleFiles:
                     self._fetch_while_needed, contribution_id, contribution, machine
                 )
             case ev.ComputeState():
-                self.nursery.start_soon(self._compute_state, action, machine)
+                self.nursery.start_soon(self._commits.compute_state, action, machine)
             case ev.ComputeProposal():
-                self.nursery.start_soon(self._compute_proposal, action, machine)
+                self.nursery.start_soon(self._commits.compute_proposal, action, machine)
             case ev.FetchState():
                 if action.commit_id not in self._failed_states:  # else both ways are tried
                     self._leave_blobs_below(machine.known.facts[action.commit_id].height)
@@ -217,10 +219,11 @@ class ModuleFiles:
                     round_index=contribution.round_index,
                     codec=contribution.codec,
                     codec_version=contribution.codec_version,
+                    content_hash=contribution.content_hash or "",
                 )
             )
         except (P2PError, AggregatorLostError, AggregatorRefusedError) as error:
-            await self._fail_later(contribution_id, error)
+            await self.fail_later(contribution_id, error)
             return
         assert isinstance(reply, BlobValidated)
         if reply.reason:
@@ -229,43 +232,18 @@ class ModuleFiles:
         else:
             self.post(ev.BlobHeld(contribution_id))
 
-    async def _fail_later(self, subject: str, error: Exception) -> None:
+    async def fail_later(self, subject: str, error: Exception) -> None:
+        """Have the machine ask again after a while."""
         log.info("subject=%s not done yet: %s", subject[:12], error)
         await trio.sleep(RETRY_AFTER_S)  # noqa: TID251 - asked again at once otherwise
         self.post(ev.RequestFailed(subject))
 
-    async def _compute_state(self, action: ev.ComputeState, machine: Machine) -> None:
+    async def own_content_hash(self, blob_id: str) -> str:
+        """Return what the record of an own contribution says of its content; empty: it is gone."""
         try:
-            built = await self._applier.apply(machine, action.commit.parent, action.listed)
-        except (AggregatorLostError, AggregatorRefusedError) as error:
-            await self._fail_later(action.commit_id, error)
-            return
-        if built.state_hash != action.commit.state_hash:
-            reason = f"its list gives state {built.state_hash[:12]}"
-            log.error("commit=%s refused: %s", action.commit_id[:12], reason)
-            self.post(ev.StateRefused(action.commit_id, reason))
-            return
-        await self._note_refusals(built.outcomes, machine)
-        self.post(ev.StateHeld(action.commit_id))
-
-    async def _note_refusals(self, outcomes: tuple[Outcome, ...], machine: Machine) -> None:
-        for outcome in outcomes:
-            if outcome.refused_reason and outcome.contribution_id in machine.own:
-                self.on_refused(outcome.contribution_id, outcome.refused_reason)
-                text = f"{outcome.contribution_id} {outcome.refused_reason}"
-                try:
-                    await trio.to_thread.run_sync(self._log.note, "refused", text)
-                except StorageFullError as error:  # only the stats after a restart miss it
-                    log.warning("refused=%s not noted: %s", outcome.contribution_id[:12], error)
-
-    async def _compute_proposal(self, action: ev.ComputeProposal, machine: Machine) -> None:
-        try:
-            built = await self._applier.apply(machine, action.parent, action.listed)
-        except (AggregatorLostError, AggregatorRefusedError) as error:
-            await self._fail_later(action.parent, error)
-            return
-        ids = tuple(one.contribution_id for one in action.listed)
-        self.post(ev.ProposalComputed(action.parent, ids, built.state_hash))
+            return await trio.to_thread.run_sync(content_hash_of, self._store.file_of(blob_id))
+        except FileNotFoundError:
+            return ""
 
     async def _fetch_state(self, action: ev.FetchState, machine: Machine) -> None:
         commit_id = action.commit_id
@@ -277,7 +255,7 @@ class ModuleFiles:
             self._failed_states.add(commit_id)
             num_bytes = await trio.to_thread.run_sync(self._what_is_left_of, state_hash)
             self.post(ev.StatePartHeld(commit_id, num_bytes))
-            await self._fail_later(commit_id, error)
+            await self.fail_later(commit_id, error)
             return
         log.info("commit=%s state=%s fetched", commit_id[:12], state_hash[:12])
         self.post(ev.StateHeld(commit_id))

@@ -62,6 +62,7 @@ from volunteer.training.child_process import (
     yield_to_all_sessions,
 )
 from volunteer.training.compression import EncodedGradient
+from volunteer.training.content_hash import content_hash_of
 from volunteer.training.contribution_blob import (
     BlobKey,
     read_contribution_blob,
@@ -129,6 +130,7 @@ class Aggregator:
         try:
             self._verify_codec(command.codec, command.codec_version)
             blob = self._read_blob(command.blob_id, command.author, command.round_index)
+            self._verify_content(command.blob_id, command.content_hash)
             self._measure(command.blob_id, blob)
         except ContributionRejectedError as error:
             reason = str(error)
@@ -175,6 +177,12 @@ class Aggregator:
             raise ContributionRejectedError(
                 f"the codec is {codec} {codec_version}, this run has {due.id} {due.version}"
             )
+
+    def _verify_content(self, blob_id: str, content_hash: str) -> None:
+        if not content_hash:
+            raise ContributionRejectedError("its record does not say what the blob's content is")
+        if content_hash_of(self._store.file_of(blob_id)) != content_hash:
+            raise ContributionRejectedError("the blob has another content than its record says")
 
     def _read_state(self, state_hash: str) -> SharedState:
         self._seen.verify(state_hash)

@@ -17,8 +17,8 @@ MIN_COSINE = -0.2
 MIN_FOR_COSINE = 3
 MIN_FOR_NOISE = 5
 """With fewer, too little is known of the direction to call anything noise."""
-NOISE_SIGMAS = 5.0
-"""A random vector's cosine lies within so many standard deviations of 0 but once in 1.7 million."""
+NOISE_SIGMAS = 3.0
+"""A random vector's cosine lies within so many standard deviations of 0 but once in 370."""
 MIN_AGREEMENT = 2.0
 """What the median cosine has to be, in units of what chance gives, before anything is noise."""
 COPY_COSINE = 0.99

@@ -43,6 +43,20 @@ def test_a_wrong_state_hash_is_refused(tmp_path: Path) -> None:
     run_solo(Disk(tmp_path / "a"), body)
 
 
+def test_a_commit_that_marks_other_work_than_its_list_gives_is_refused(tmp_path: Path) -> None:
+    async def body(solo: Solo) -> None:
+        records = foreign(solo, "")
+        contribution_id, commit_id = (signed.record_id for signed in records)
+        solo.aggregator.marked.add(contribution_id)
+        for signed in records:
+            await solo.driver.take_record(signed)
+        await solo.until(lambda: commit_id in solo.machine.known.refused)
+        assert "marks 0 contributions" in solo.machine.known.refused[commit_id]
+        assert ("verified", commit_id) not in solo.record_log.notes()
+
+    run_solo(Disk(tmp_path / "a"), body)
+
+
 def test_a_bad_blob_is_refused_and_its_author_left_out(tmp_path: Path) -> None:
     async def body(solo: Solo) -> None:
         signed = foreign(solo, "")[0]

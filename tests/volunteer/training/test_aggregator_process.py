@@ -36,6 +36,7 @@ from volunteer.messages import (
 )
 from volunteer.run import RunSpec, format_run_spec
 from volunteer.training.compression import encode
+from volunteer.training.content_hash import content_hash_of
 from volunteer.training.contribution_blob import write_contribution_blob
 from volunteer.training.layout import num_parameters
 from volunteer.training.state import read_state
@@ -95,7 +96,9 @@ class Process:
         return event
 
     def apply(self, parent: str, listed: tuple[ListedWork, ...]) -> AggregatorEvent:
-        return self.ask(lambda n: ApplyCommit(request_id=n, parent_state=parent, listed=listed))
+        return self.ask(
+            lambda n: ApplyCommit(request_id=n, round_index=0, parent_state=parent, listed=listed)
+        )
 
     def validate(
         self,
@@ -103,7 +106,11 @@ class Process:
         round_index: int = 0,
         codec: str = "int4",
         author: str = "peer-0",
+        content_hash: str | None = None,
     ) -> AggregatorEvent:
+        if content_hash is None:  # what an honest record says
+            is_here = blob_id in self.store.list_ids()
+            content_hash = content_hash_of(self.store.file_of(blob_id)) if is_here else UNKNOWN
         return self.ask(
             lambda n: ValidateBlob(
                 request_id=n,
@@ -112,6 +119,7 @@ class Process:
                 round_index=round_index,
                 codec=codec,
                 codec_version=1,
+                content_hash=content_hash,
             )
         )
 
@@ -206,6 +214,8 @@ def test_what_is_missing_damaged_or_wrong_is_named_and_it_goes_on(
         (genesis, {}, "format"),
         (process.store.add_bytes(b""), {}, "empty"),
         (process.store.add_bytes(item.blobs[0][:-1]), {}, "bytes"),
+        (ids[0], {"content_hash": UNKNOWN}, "another content than its record says"),
+        (ids[0], {"content_hash": ""}, "does not say"),
     ):
         verdict = process.validate(blob_id, **kwargs)
         assert isinstance(verdict, BlobValidated), verdict
@@ -370,7 +380,7 @@ def test_a_kill_while_it_writes_leaves_no_half_state(start: Callable[..., Proces
         is_late=False,
         is_on_probation=False,
     )
-    command = ApplyCommit(request_id=1, parent_state=genesis, listed=(listed,))
+    command = ApplyCommit(request_id=1, round_index=0, parent_state=genesis, listed=(listed,))
     process.stdin.write(encode_line(command) * 50)
     process.stdin.flush()
     assert isinstance(process.read(), StateBuilt)
