@@ -20,8 +20,9 @@ class Arm:
     name: str
     task: LabTask
     plan: Plan
-    paper: str = ""
-    """The paper's figure for what this arm is the counterpart of; empty: none."""
+    papers: tuple[str, ...] = ()
+    """The papers' figures for what this arm is the counterpart of, one for each of
+    `Experiment.papers`; empty: none."""
 
     @property
     def settings(self) -> str:
@@ -54,8 +55,8 @@ class Experiment:
     reference: str
     """Name of the arm that the others are compared to."""
     judge: Judge
-    paper: str = ""
-    """What `Arm.paper` is, and where it stands; empty: nothing is compared with a paper."""
+    papers: tuple[str, ...] = ()
+    """Headings of the columns of papers' figures; empty: nothing is compared with a paper."""
     remarks: tuple[str, ...] = ()
     """What a reader of the table has to know, a paragraph each."""
 

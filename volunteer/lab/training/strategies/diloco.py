@@ -19,12 +19,12 @@ from blake3 import blake3
 from torch import Tensor
 
 from volunteer.lab.training.attacks import Attack, Attacker
-from volunteer.lab.training.exchange import apply_commit, listed_work
+from volunteer.lab.training.books import Books
+from volunteer.lab.training.exchange import apply_commit
 from volunteer.lab.training.shards import Sharding, shards_of
 from volunteer.lab.training.strategy import RoundReport
 from volunteer.lab.training.task import LabTask, genesis_of
 from volunteer.lab.training.worker import Sent, Worker
-from volunteer.messages import Outcome
 from volunteer.run import CodecSpec, OuterSpec, RunSpec
 
 FP32 = CodecSpec(id="fp32")
@@ -32,6 +32,7 @@ NESTEROV = OuterSpec()
 """The program's default: learning rate 0.7, momentum 0.5."""
 FEDAVG = OuterSpec(lr=1.0, momentum=0.0)
 _CHANCE_BYTES = 8
+_EXCLUDED = "excluded"  # author and commit follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +92,8 @@ class DiLoCo:
         self._attackers = {
             index: Attacker(kind, seed * 1000 + index) for index, kind in plan.attackers
         }
+        self._books = Books()
         self._step = 0
-        self._round_index = 0
 
     def weights(self) -> Tensor:
         """Return the shared weights."""
@@ -108,14 +109,14 @@ class DiLoCo:
             num_tokens += worker.train(num_own, clock=self._step, clock_steps=num_steps)
         sent = self._contributions()
         listed = [one for one in sent if not self._is_dropped(one)]
-        outcomes = self._commit(listed)
+        notes = self._commit(listed)
         self._rebase(sent, listed)
         self._step += num_steps
         return RoundReport(
             num_steps=num_steps,
             num_tokens=num_tokens,
             bytes_sent=sum(one.encoded.blob_bytes for one in sent) / len(sent),
-            notes=tuple(_notes(listed, outcomes)),
+            notes=notes,
         )
 
     def _fit_to(self, num_active: int) -> None:
@@ -130,7 +131,7 @@ class DiLoCo:
 
     def _contributions(self) -> list[Sent]:
         sent = [
-            worker.contribute(base=self._commit_name, round_index=self._round_index)
+            worker.contribute(base=self._commit_name, round_index=self._books.height)
             for worker in self._workers
         ]
         honest = [
@@ -150,16 +151,25 @@ class DiLoCo:
         chance: int = int.from_bytes(blake3(key).digest(length=_CHANCE_BYTES), "little")
         return chance < self._plan.drop_fraction * 256.0**_CHANCE_BYTES
 
-    def _commit(self, sent: Sequence[Sent]) -> tuple[Outcome, ...]:
-        """Take the outer step; without any contribution there is no commit, and none is taken."""
+    def _commit(self, sent: Sequence[Sent]) -> tuple[str, ...]:
+        """Take the outer step; without any contribution there is no commit, and none is taken.
+
+        Returns:
+            Who was refused or excluded, for the report.
+        """
         if not sent:
             return ()
-        is_uniform = self._plan.weighting == "uniform"
-        listed = [listed_work(one, is_uniform=is_uniform) for one in sent]
+        listed = self._books.listed_works(sent, is_uniform=self._plan.weighting == "uniform")
         applied = apply_commit(self._state, sent, listed, self._plan.outer)
         self._state = applied.state
-        self._round_index += 1
-        return applied.outcomes
+        members = frozenset(worker.author for worker in self._workers)
+        excluded = self._books.note_commit(sent, applied.outcomes, members)
+        refused = [
+            f"refused {one.author}"
+            for one, outcome in zip(sent, applied.outcomes, strict=True)
+            if outcome.refused_reason
+        ]
+        return (*refused, *(f"{_EXCLUDED} {a} {self._books.height}" for a in sorted(excluded)))
 
     def _rebase(self, sent: Sequence[Sent], listed: Sequence[Sent]) -> None:
         """Move everyone; unlisted work goes back into the local weights, with what it carried."""
@@ -170,7 +180,7 @@ class DiLoCo:
             worker.rebase(
                 self.weights(),
                 commit=self._commit_name,
-                round_index=self._round_index,
+                round_index=self._books.height,
                 pending=pending,
             )
             if is_listed:
@@ -178,12 +188,14 @@ class DiLoCo:
 
     @property
     def _commit_name(self) -> str:
-        return f"commit-{self._round_index}"
+        return f"commit-{self._books.height}"
 
 
-def _notes(listed: Sequence[Sent], outcomes: Sequence[Outcome]) -> list[str]:
-    return [
-        f"refused {one.author}"
-        for one, outcome in zip(listed, outcomes, strict=True)
-        if outcome.refused_reason
-    ]
+def excluded_note(note: str) -> tuple[str, int]:
+    """Return who was excluded, and by which commit (from 1), if that is what a note says.
+
+    Otherwise the author is empty.
+    """
+    word, _, rest = note.partition(" ")
+    author, _, height = rest.partition(" ")
+    return (author, int(height)) if word == _EXCLUDED else ("", 0)

@@ -1,0 +1,40 @@
+"""The experiments by name. Runs in: lab. Pure."""
+
+from __future__ import annotations
+
+from volunteer.lab.training.experiment import Entry
+from volunteer.lab.training.experiments import (
+    acceptance,
+    attackers,
+    churn,
+    comparison,
+    opendiloco,
+    overlap,
+    sweep,
+)
+from volunteer.lab.training.results import LabError
+
+ENTRIES: tuple[Entry, ...] = (
+    opendiloco.ENTRY,
+    sweep.ENTRY,
+    *acceptance.ENTRIES,
+    overlap.ENTRY,
+    churn.ENTRY,
+    attackers.ENTRY,
+    comparison.ENTRY,
+)
+REPRODUCTIONS = (opendiloco.ENTRY.name,)
+"""Those that compare with a paper."""
+
+
+def find(name: str) -> Entry:
+    """Return the experiment of this name.
+
+    Raises:
+        LabError: there is none.
+    """
+    for entry in ENTRIES:
+        if entry.name == name:
+            return entry
+    known = ", ".join(entry.name for entry in ENTRIES)
+    raise LabError(f"no experiment is called {name!r}; there are {known}")

@@ -1,0 +1,131 @@
+"""Acceptance tests 7, 8 and 11 of ALGORITHMS.md: what is claimed of DiLoCo, codecs and weights.
+
+Runs in: lab. Pure. Test 12 is in attackers.py.
+
+All on one small task: 133 k parameters, 16 sequences of 32 bytes a step, H = 10, much as the
+measurements were from which the thresholds come. The mean over the seeds is judged, each seed
+compared with itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from volunteer.lab.training.experiment import (
+    Arm,
+    Entry,
+    Experiment,
+    Verdict,
+    at_most,
+    below,
+)
+from volunteer.lab.training.results import Outcomes
+from volunteer.lab.training.strategies.data_parallel import DataParallelPlan
+from volunteer.lab.training.strategies.diloco import FEDAVG, DiLoCoPlan
+from volunteer.lab.training.task import LabTask, small_task
+from volunteer.run import CodecSpec, OuterSpec
+
+BASE = DiLoCoPlan(num_workers=4, steps_a_round=10, outer=OuterSpec(lr=0.7, momentum=0.5))
+"""fp32, everyone as fast; an arm differs from it in one thing."""
+ALONE, DDP, DILOCO = "one worker", "DDP 4x batch", "DiLoCo K=4"
+DENSE, DENSE_SGD = "fp32", "fp32, SGD 1.0"
+INT8, INT4 = "int8", "int4 + EF"
+EQUAL, TOKENS, UNIFORM = "10/10/10/10", "20/10/6/4, by tokens", "20/10/6/4, all alike"
+
+
+def acceptance_task(num_steps: int) -> LabTask:
+    """Return the task of all acceptance tests."""
+    return small_task(num_steps=num_steps, evaluate_every_steps=max(1, num_steps // 8))
+
+
+def make_7(num_steps: int) -> Experiment:
+    """Return: DiLoCo close to DDP at equal tokens, and below a single worker."""
+    task = acceptance_task(num_steps)
+    return Experiment(
+        name="acceptance-7",
+        title="DiLoCo against DDP at equal tokens, and against one worker at a quarter of them",
+        arms=(
+            Arm(name=ALONE, task=task, plan=DataParallelPlan(num_workers=1)),
+            Arm(name=DDP, task=task, plan=DataParallelPlan(num_workers=4)),
+            Arm(name=DILOCO, task=task, plan=BASE),
+        ),
+        reference=DDP,
+        judge=_judge_7,
+    )
+
+
+def _judge_7(outcomes: Outcomes) -> tuple[Verdict, ...]:
+    return (
+        at_most(outcomes, DILOCO, over=DDP, percent=4.0),
+        below(outcomes, DILOCO, than=ALONE),
+    )
+
+
+def make_8(num_steps: int) -> Experiment:
+    """Return: what each codec costs, with the same outer optimizer."""
+    task = acceptance_task(num_steps)
+    return Experiment(
+        name="acceptance-8",
+        title="Codecs against the floats themselves, with the same outer optimizer",
+        arms=(
+            Arm(name=DENSE, task=task, plan=BASE),
+            Arm(name=INT8, task=task, plan=replace(BASE, codec=CodecSpec(id="int8"))),
+            Arm(name=INT4, task=task, plan=replace(BASE, codec=CodecSpec(id="int4"))),
+            Arm(name=DENSE_SGD, task=task, plan=replace(BASE, outer=FEDAVG)),
+        ),
+        reference=DENSE,
+        judge=_judge_8,
+    )
+
+
+def _judge_8(outcomes: Outcomes) -> tuple[Verdict, ...]:
+    return (
+        at_most(outcomes, INT8, over=DENSE, percent=0.3),
+        at_most(outcomes, INT4, over=DENSE, percent=1.0),
+    )
+
+
+def make_11(num_steps: int) -> Experiment:
+    """Return: unequal speeds, weighted by tokens or all alike."""
+    task = acceptance_task(num_steps)
+    unequal = replace(BASE, steps_by_worker=(20, 10, 6, 4))
+    return Experiment(
+        name="acceptance-11",
+        title="Workers of unequal speeds: 20, 10, 6 and 4 steps a round",
+        arms=(
+            Arm(name=EQUAL, task=task, plan=BASE),
+            Arm(name=TOKENS, task=task, plan=unequal),
+            Arm(name=UNIFORM, task=task, plan=replace(unequal, weighting="uniform")),
+        ),
+        reference=EQUAL,
+        judge=_judge_11,
+    )
+
+
+def _judge_11(outcomes: Outcomes) -> tuple[Verdict, ...]:
+    return (at_most(outcomes, TOKENS, over=UNIFORM, percent=0.0),)
+
+
+ENTRIES = (
+    Entry(
+        name="acceptance-7",
+        title="DiLoCo against DDP at equal tokens, and against one worker",
+        make=make_7,
+        num_steps=400,
+        minutes_a_seed=0.6,
+    ),
+    Entry(
+        name="acceptance-8",
+        title="each codec against the floats themselves",
+        make=make_8,
+        num_steps=400,
+        minutes_a_seed=1.5,
+    ),
+    Entry(
+        name="acceptance-11",
+        title="workers of unequal speeds, weighted by tokens or all alike",
+        make=make_11,
+        num_steps=400,
+        minutes_a_seed=0.8,
+    ),
+)
