@@ -17,7 +17,7 @@ from volunteer.lab.training.task import LabTask, small_task
 from volunteer.run import OuterSpec
 
 NUM_WORKERS = 4
-STEPS_A_ROUND = 20
+STEPS_A_ROUND = 10
 MOMENTA = (0.5, 0.9)
 PERCENTS = (10, 50, 100)
 """Of the round, during which the exchange is in flight."""
@@ -29,7 +29,7 @@ MIN_SEEDS = 3
 
 def make(num_steps: int) -> Experiment:
     """Return the experiment over `num_steps` inner steps."""
-    task = small_task(num_steps=num_steps, evaluate_every_steps=2 * STEPS_A_ROUND)
+    task = small_task(num_steps=num_steps, evaluate_every_steps=max(1, num_steps // 8))
     arms = [arm for momentum in MOMENTA for arm in _arms(task, momentum)]
     arms.sort(key=lambda arm: "50 %" in arm.name or "100 %" in arm.name)  # what is judged first
     return Experiment(
@@ -102,6 +102,6 @@ ENTRY = Entry(
     name="acceptance-9",
     title="training during the exchange costs at most 1 % (and the control fails)",
     make=make,
-    num_steps=800,
-    minutes_a_seed=5.0,
+    num_steps=400,
+    minutes_a_seed=3.0,
 )
