@@ -210,6 +210,8 @@ class ApplyCommit(_Message, frozen=True, kw_only=True, tag="apply_commit"):
     """Aggregate `listed` in order, take the outer step from `parent_state` (answer: StateBuilt)."""
 
     request_id: int
+    round_index: int
+    """Of the parent: 0 for the step from the genesis."""
     parent_state: str
     listed: tuple[ListedWork, ...]
 

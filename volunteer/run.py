@@ -8,6 +8,8 @@ local `Config`: a RunSpec is the same on every member, a Config is one owner's w
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,14 +23,16 @@ from volunteer.rounds.records import Hash, Name
 
 MAX_SPEC_BYTES = 64 * 1024
 _HASH_CONTEXT = b"allmende/run/1\x00"
-KNOWN_CODECS = (("int4", 1), ("int8", 1), ("fp16", 1), ("fp32", 1))
+KNOWN_CODECS = (("int4", 1), ("int8", 1), ("fp16", 1), ("fp32", 1), ("topk2", 1))
 """Id and version."""
+MAX_TOPK2_BLOCK = 4096
+"""Of the codec `topk2`: an index then takes 12 bits at most."""
 LATER_KEYS: dict[str, frozenset[str]] = {
     "model": frozenset({"num_kv_heads", "tied_embeddings"}),
     "data": frozenset(),
     "inner": frozenset({"optimizer", "muon_momentum"}),
-    "outer": frozenset(),
-    "codec": frozenset(),
+    "outer": frozenset({"momentum_warmup_rounds", "warmup_momentum"}),
+    "codec": frozenset({"ladder_kept", "ladder_rounds"}),
     "evaluation": frozenset({"max_s"}),
 }
 """By table, keys that specs of format 1 did not have at first; each has a default."""
@@ -37,6 +41,8 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 _BelowOne = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 _Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
+_Kept = Annotated[int, msgspec.Meta(ge=8, le=4096, multiple_of=8)]
+_Round = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,29 +124,84 @@ class InnerSpec(_Table, frozen=True, kw_only=True):
 
 
 class OuterSpec(_Table, frozen=True, kw_only=True):
-    """The outer optimizer: Nesterov on pseudo-gradients (arXiv:2311.08105, Alg. 1)."""
+    """The outer optimizer: Nesterov on pseudo-gradients (arXiv:2311.08105, Alg. 1), or SGD."""
 
     lr: _Positive = 0.7
-    momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.5
+    momentum: _BelowOne = 0.5
+    """0: plain SGD, which is all that a sparse codec goes with."""
+    momentum_warmup_rounds: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
+    """Rounds from the genesis on that have `warmup_momentum` instead."""
+    warmup_momentum: _BelowOne = 0.0
+    """A high momentum pays in long runs alone; in the first rounds it overshoots."""
+
+    def at_round(self, round_index: int) -> OuterSpec:
+        """Return what the step of one round is taken with, without a warm-up of its own."""
+        is_warming_up = round_index < self.momentum_warmup_rounds
+        momentum = self.warmup_momentum if is_warming_up else self.momentum
+        return msgspec.structs.replace(
+            self, momentum=momentum, momentum_warmup_rounds=0, warmup_momentum=0.0
+        )
 
 
 class CodecSpec(_Table, frozen=True, kw_only=True):
     """How a pseudo-gradient is compressed."""
 
     id: Name = "int4"
-    """`int4`; `int8` (twice the bytes); or the floats themselves: `fp16` (4 times), `fp32` (8)."""
+    """`int4`; `int8` (twice the bytes); the floats themselves, `fp16` (4 times) and `fp32` (8);
+    or `topk2`, the largest elements alone: at the end of its ladder a 24th of int4's bytes."""
     version: _Count = 1
     block_elements: Annotated[int, msgspec.Meta(ge=16, le=65536)] = 4096
-    """Parameters that share a scale; with the floats, that are measured together."""
+    """Parameters that share a scale; with the floats, that are measured together. With `topk2`, of
+    which the largest are kept: a power of two, at most 4096."""
     error_feedback_beta: _Fraction = 1.0
-    """How much of what a contribution could not express goes into the next one."""
+    """How much of what a contribution could not express goes into the next one. With `topk2`, 0.95:
+    what waits for long is out of date."""
+    ladder_kept: Annotated[tuple[_Kept, ...], msgspec.Meta(min_length=1, max_length=16)] = (
+        1024,
+        256,
+        64,
+    )
+    """With `topk2`: elements of a block that are kept, stage by stage; multiples of 8. Of 4096:
+    25 %, 6.25 %, 1.56 %."""
+    ladder_rounds: Annotated[tuple[_Round, ...], msgspec.Meta(min_length=1, max_length=16)] = (
+        0,
+        100,
+        200,
+    )
+    """With `topk2`: the round with which each stage begins; the first with 0. While weights move
+    fast, little of them can wait."""
+
+    def num_kept(self, round_index: int) -> int:
+        """Return how many elements of a block a sparse contribution to this round keeps."""
+        return self.ladder_kept[bisect.bisect_right(self.ladder_rounds, round_index) - 1]
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Size of a contribution's blob for each parameter, without its header."""
+        """Size of a contribution's blob for each parameter, without its header; the largest."""
         if self.id in ("int4", "int8"):
             return {"int4": 0.5, "int8": 1.0}[self.id] + 4 / self.block_elements
+        if self.id == "topk2":
+            return max(_topk2_bytes(kept, self.block_elements) for kept in self.ladder_kept)
         return {"fp16": 2.0, "fp32": 4.0}[self.id]
+
+
+def index_bits(kept: int, block: int) -> tuple[int, int]:
+    """Return how `topk2` writes down which `kept` elements of a block are kept.
+
+    Returns:
+        The low bits of an index that are stored as they are (0: a bitmap is as short), and the bits
+        that a block has for the rest.
+    """
+    if 4 * kept >= block:
+        return 0, block
+    offset_bits = (block // kept).bit_length() - 1
+    return offset_bits, kept + (block >> offset_bits)
+
+
+def _topk2_bytes(kept: int, block: int) -> float:
+    """Return the bytes for each parameter: a scale, a level, indices, and two bits a value."""
+    offset_bits, place_bits = index_bits(kept, block)
+    return (5 + (place_bits + (offset_bits + 2) * kept) / 8) / block
 
 
 class RoundSpec(_Table, frozen=True, kw_only=True):
@@ -256,8 +317,30 @@ def verify_run_spec(spec: RunSpec, *, source: str) -> None:
     if (spec.codec.id, spec.codec.version) not in KNOWN_CODECS:
         known = ", ".join(f"{codec} {version}" for codec, version in KNOWN_CODECS)
         problems.append(f"codec {spec.codec.id} {spec.codec.version} is unknown; known: {known}")
+    if spec.codec.id == "topk2":
+        problems += _topk2_problems(spec.codec, spec.outer)
     if problems:
         raise RunSpecError(f"{source}: " + "; ".join(problems))
+
+
+def _topk2_problems(codec: CodecSpec, outer: OuterSpec) -> list[str]:
+    """Return what of a sparse codec's keys cannot go together."""
+    problems = []
+    block, kept, rounds = codec.block_elements, codec.ladder_kept, codec.ladder_rounds
+    if block > MAX_TOPK2_BLOCK or block.bit_count() != 1:
+        problems.append(f"codec.block_elements must be a power of two up to {MAX_TOPK2_BLOCK}")
+    if max(kept) > block:
+        problems.append("codec.ladder_kept must not be above codec.block_elements")
+    if len(kept) != len(rounds):
+        problems.append("codec.ladder_kept and codec.ladder_rounds must be of one length")
+    if rounds[0] != 0 or any(a >= b for a, b in itertools.pairwise(rounds)):
+        problems.append("codec.ladder_rounds must begin with 0 and rise")
+    if outer.momentum or (outer.momentum_warmup_rounds and outer.warmup_momentum):
+        problems.append(
+            "codec topk2 goes with no outer momentum, since its error feedback has that role: "
+            "outer.momentum must be 0"
+        )
+    return problems
 
 
 def read_run_spec(file: Path) -> RunSpec:

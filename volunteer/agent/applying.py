@@ -69,8 +69,11 @@ class CommitApplier:
         self._computing[key] = trio.Event()
         try:
             works, state_hash = listed_works(listed), self._state_hash_of(machine, parent)
+            height = machine.known.facts[parent].height
             reply = await self._aggregator.ask(
-                lambda i: ApplyCommit(request_id=i, parent_state=state_hash, listed=works)
+                lambda i: ApplyCommit(
+                    request_id=i, round_index=height, parent_state=state_hash, listed=works
+                )
             )
         finally:
             self._computing.pop(key).set()

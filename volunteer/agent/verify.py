@@ -236,7 +236,7 @@ class _Replay:
         works = listed_works(
             listed_in_order(commit.contributions, parent, self._known.contributions)
         )
-        built = await self._apply(parent_state, works)
+        built = await self._apply(parent.height, parent_state, works)
         if built.state_hash != commit.state_hash:
             self._problems.append(f"commit {commit_id[:12]} gives another state than it says")
             return False
@@ -245,19 +245,20 @@ class _Replay:
         self._listed_by.update({w.author for w in works if w.contribution_id in content})
         # One of weight 0 was refused: leaving it out need not change anything.
         counted = tuple(work for work in works if work.contribution_id in content)
-        await self._try_drops(commit_id, parent_state, works, counted)
+        await self._try_drops(commit_id, parent.height, parent_state, works, counted)
         return True
 
     async def _try_drops(
         self,
         commit_id: str,
+        round_index: int,
         parent_state: str,
         works: tuple[ListedWork, ...],
         counted: tuple[ListedWork, ...],
     ) -> None:
         for left_out in counted:
             rest = tuple(work for work in works if work is not left_out)
-            built = await self._apply(parent_state, rest)
+            built = await self._apply(round_index, parent_state, rest)
             self._tried += 1
             if built.state_hash != self._known.commits[commit_id].state_hash:
                 self._noticed += 1
@@ -266,9 +267,13 @@ class _Replay:
                     f"commit {commit_id[:12]} does not depend on {left_out.contribution_id[:12]}"
                 )
 
-    async def _apply(self, parent_state: str, works: tuple[ListedWork, ...]) -> StateBuilt:
+    async def _apply(
+        self, round_index: int, parent_state: str, works: tuple[ListedWork, ...]
+    ) -> StateBuilt:
         reply = await self._aggregator.ask(
-            lambda i: ApplyCommit(request_id=i, parent_state=parent_state, listed=works)
+            lambda i: ApplyCommit(
+                request_id=i, round_index=round_index, parent_state=parent_state, listed=works
+            )
         )
         assert isinstance(reply, StateBuilt)
         return reply

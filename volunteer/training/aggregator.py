@@ -143,7 +143,9 @@ class Aggregator:
         norms_by_id = {work.blob_id: self._measure(work.blob_id, blob) for work, blob in works}
         outcomes = judge(blobs, command.listed, norms_by_id)
         state_hash = write_state_slices(
-            next_state_slices(parent, blobs, outcomes, self._spec.outer),
+            next_state_slices(
+                parent, blobs, outcomes, self._spec.outer.at_round(command.round_index)
+            ),
             self._num_parameters,
             self._store,
         )

@@ -36,9 +36,14 @@ class TensorEntry:
     shape: tuple[int, ...]
 
     @property
+    def num_elements(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
     def size_bytes(self) -> int:
         """Its length in the file."""
-        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+        return self.num_elements * _ITEM_BYTES[self.dtype]
 
 
 class _Header(msgspec.Struct):

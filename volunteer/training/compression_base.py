@@ -45,15 +45,18 @@ class EncodedGradient(ABC):
 
     @abstractmethod
     def decode_slice(self, start: int, stop: int, *, out_S: Tensor) -> None:
-        """Decode elements start..stop, as `slices` cuts them, into `out_S` (fp32, overwritten)."""
+        """Decode elements start..stop, as `slices` cuts them, into `out_S` (fp32, overwritten).
+
+        As the measuring ones, it may be called from several threads at once.
+        """
 
     @abstractmethod
     def measure_slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the codes and scales of elements start..stop, as `slices` cuts them.
 
         Returns:
-            Codes, `measure_dtype`, shape (N, B), the last block filled up with zeros; scales, fp32,
-            shape (N,).
+            Codes, `measure_dtype`, shape (N, B), the last block filled up with zeros, or shape
+            (N, K), K of each block that are kept, and no others; scales, fp32, shape (N,).
         """
 
     @abstractmethod

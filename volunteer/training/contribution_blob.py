@@ -66,7 +66,7 @@ class BlobKey:
     @property
     def entries(self) -> tuple[TensorEntry, ...]:
         """The file's tensors."""
-        return tensor_entries(self.codec, self.num_elements)
+        return tensor_entries(self.codec, self.num_elements, self.round_index)
 
     @property
     def header(self) -> bytes:
@@ -83,13 +83,16 @@ def contribution_parts(encoded: EncodedGradient, key: BlobKey) -> tuple[memoryvi
     """Return the blob in pieces that follow each other; none of `encoded` is copied.
 
     Raises:
-        ValueError: `encoded` is of another length or block size than `key` says.
+        ValueError: `encoded` is of another length, block size or density than `key` says.
     """
     if (encoded.num_elements, encoded.block_elements) != (
         key.num_elements,
         key.codec.block_elements,
     ):
         raise ValueError(f"a vector of {encoded.num_elements} elements is not one of {key}")
+    sizes = [tensor.numel() for tensor in encoded.tensors]
+    if sizes != [entry.num_elements for entry in key.entries]:
+        raise ValueError(f"tensors of {sizes} elements are not those of {key}")
     arrays = [
         tensor.cpu().numpy().astype(_STORED[entry.dtype], copy=False)
         for tensor, entry in zip(encoded.tensors, key.entries, strict=True)
@@ -132,7 +135,7 @@ def parse_contribution_blob(
         array = blob[start : start + entry.size_bytes].view(_STORED[entry.dtype])
         tensors.append(torch.from_numpy(array.astype(_NATIVE[entry.dtype], copy=False)))
         start += entry.size_bytes
-    encoded = from_tensors(tuple(tensors), key.codec, key.num_elements)
+    encoded = from_tensors(tuple(tensors), key.codec, key.num_elements, key.round_index)
     if not is_known:
         encoded.verify_bounds()
     return encoded

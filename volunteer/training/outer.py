@@ -29,14 +29,19 @@ def outer_step(
         weights_P: G, fp32 (fp64 in tests), shape (P,), on the CPU; not changed.
         momentum_P: m, same shape and dtype; not changed.
         aggregate_P: q, same shape and dtype; not changed.
-        outer: learning rate and momentum.
+        outer: learning rate and momentum of the round (`OuterSpec.at_round`).
 
     Returns:
         The new G and m, in the dtype of the old ones. The step uses m as rounded to that dtype, so
         that it is a function of what the state file holds.
 
+    Raises:
+        ValueError: `outer` has a warm-up, so that its momentum depends on a round.
+
     Cost: two vectors of fp64; give slices where that is too much.
     """
+    if outer.momentum_warmup_rounds:
+        raise ValueError("the outer optimizer is to be that of a round")
     aggregate_64 = aggregate_P.to(torch.float64, copy=True)
     momentum_64 = momentum_P.to(torch.float64, copy=True)
     momentum_64.mul_(outer.momentum).add_(aggregate_64)

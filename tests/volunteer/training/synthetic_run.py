@@ -106,7 +106,7 @@ def synthetic_rounds(spec: RunSpec, num_rounds: int, num_members: int) -> Iterat
             for index, blob in enumerate(blobs)
         ]
         outcomes = judge(parsed, listed)
-        pieces = list(next_state_slices(state, parsed, outcomes, spec.outer))
+        pieces = list(next_state_slices(state, parsed, outcomes, spec.outer.at_round(round_index)))
         state = SharedState(
             weights_P=torch.cat([piece.weights_S for piece in pieces]),
             momentum_P=torch.cat([piece.momentum_S for piece in pieces]),
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--members", type=int, default=6)
     parser.add_argument("--dim", type=int, default=8)
-    parser.add_argument("--block-elements", type=int, default=16)
+    parser.add_argument("--block-elements", type=int, default=0)
     parser.add_argument("--codec", default="int4")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

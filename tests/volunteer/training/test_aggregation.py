@@ -6,12 +6,12 @@ import msgspec
 import pytest
 import torch
 
-from tests.volunteer.training.synthetic import encoded, gradient, work
+from tests.volunteer.training.synthetic import encoded, gradient, make_codec, work
 from volunteer.messages import Outcome
-from volunteer.run import OuterSpec
+from volunteer.run import CodecSpec, OuterSpec
 from volunteer.training import compression_base
 from volunteer.training.aggregation import aggregate, combine, judge, next_state_slices
-from volunteer.training.compression import decode
+from volunteer.training.compression import EncodedGradient, decode, encode
 from volunteer.training.state import SharedState
 
 P = 2520
@@ -69,6 +69,74 @@ def test_slices_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(compression_base, "_SLICE_ELEMENTS", 40)
     sliced_P, _ = aggregate(blobs, listed, P)
     assert torch.equal(whole_P, sliced_P)
+
+
+def sparse(values: list[float]) -> EncodedGradient:
+    """Return 64 elements, of which those that are not zero (8 at most) are sent."""
+    codec = CodecSpec(id="topk2", block_elements=64, ladder_kept=(8,), ladder_rounds=(0,))
+    return encode(torch.tensor(values + [0.0] * (64 - len(values))), codec)
+
+
+def outcome(weight: float, clip_scale: float = 1.0) -> Outcome:
+    return Outcome(
+        contribution_id="0" * 64, weight=weight, norm=1.0, clip_scale=clip_scale, refused_reason=""
+    )
+
+
+def test_sparse_ones_are_divided_by_who_sent_an_element_with_a_floor() -> None:
+    """Four weights; each sender's other indices are its own, so that no divisor is by chance."""
+    weights, clips = [0.4, 0.3, 0.2, 0.1], [1.0, 0.5, 1.0, 1.0]
+    blobs = [
+        sparse([1.0] * 8),
+        sparse([2.0] * 4 + [0.0] * 8 + [2.0] * 4),
+        sparse([3.0] * 2 + [0.0] * 14 + [3.0] * 6),
+        sparse([4.0] + [0.0] * 23 + [4.0] * 7),
+    ]
+    outcomes = [outcome(w, c) for w, c in zip(weights, clips, strict=True)]
+    ((_, aggregate_P),) = combine(blobs, outcomes, 64)
+    first, second, third, fifth = (float(aggregate_P[i]) for i in (0, 1, 2, 4))
+    assert first == pytest.approx(0.4 * 1 + 0.3 * 0.5 * 2 + 0.2 * 3 + 0.1 * 4, rel=1e-6)
+    assert second == pytest.approx((0.4 * 1 + 0.3 * 0.5 * 2 + 0.2 * 3) / 0.9, rel=1e-6)
+    assert third == pytest.approx((0.4 * 1 + 0.3 * 0.5 * 2) / 0.7, rel=1e-6)
+    assert fifth == pytest.approx(0.4 * 1 / 0.5, rel=1e-6)  # 0.4 is below 1 / sqrt(4)
+    assert float(aggregate_P[24]) == pytest.approx(0.1 * 4 / 0.5, rel=1e-6)
+    assert not bool(aggregate_P[31:].any())
+
+
+def test_a_sparse_one_without_weight_is_no_sender() -> None:
+    blobs = [sparse([1.0] * 8), sparse([5.0] * 8)]
+    ((_, aggregate_P),) = combine(blobs, [outcome(1.0), outcome(0.0)], 64)
+    assert torch.equal(aggregate_P, decode(blobs[0]))
+
+
+def test_sparse_ones_of_two_densities_go_together() -> None:
+    codec = make_codec("topk2")
+    blobs = [encode(gradient(f"k{i}", P), codec, i) for i in range(3)]
+    ((_, aggregate_P),) = combine(blobs, [outcome(1 / 3)] * 3, P)
+    sums_P, share_P = torch.zeros(P, dtype=torch.float64), torch.zeros(P, dtype=torch.float64)
+    for blob in blobs:
+        sums_P += decode(blob).double() * (1 / 3)
+        share_P += (decode(blob) != 0).double() * (1 / 3)
+    expected_P = (sums_P / share_P.clamp(min=1 / 3**0.5)).float()
+    assert torch.equal(aggregate_P, expected_P)
+
+
+@pytest.mark.parametrize("codec_id", ["int4", "topk2"])
+def test_threads_do_not_change_the_result(codec_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression_base, "_SLICE_ELEMENTS", 512)
+    blobs = [encode(gradient(f"t{i}", P), make_codec(codec_id)) for i in range(3)]
+    state = SharedState(weights_P=gradient("w", P), momentum_P=gradient("m", P))
+    seen, before = [], torch.get_num_threads()
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            pieces = list(next_state_slices(state, blobs, [outcome(1 / 3)] * 3, OuterSpec()))
+            assert [piece.start for piece in pieces] == list(range(0, P, 512))
+            seen.append(torch.cat([p.weights_S for p in pieces] + [p.momentum_S for p in pieces]))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
 
 
 def test_doubling_all_tokens_changes_nothing() -> None:

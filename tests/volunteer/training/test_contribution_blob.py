@@ -37,8 +37,11 @@ KEY = BlobKey(
 X_P = gradient("blob", NUM_ELEMENTS)
 BLOB = write_contribution_blob(encode(X_P, CODEC), KEY)
 HEADER_BYTES = len(KEY.header)
+TOPK2 = CodecSpec(id="topk2", block_elements=64, ladder_kept=(16, 8), ladder_rounds=(0, 2))
 KEYS = {
-    codec_id: dataclasses.replace(KEY, codec=CodecSpec(id=codec_id, block_elements=32))
+    codec_id: dataclasses.replace(
+        KEY, codec=TOPK2 if codec_id == "topk2" else CodecSpec(id=codec_id, block_elements=32)
+    )
     for codec_id, _ in KNOWN_CODECS
 }
 SHAPES = {
@@ -46,13 +49,21 @@ SHAPES = {
     "int8": {"codes": ((101,), np.int8), "scales": ((4,), np.float32)},
     "fp16": {"values": ((101,), np.float16)},
     "fp32": {"values": ((101,), np.float32)},
+    "topk2": {
+        "scales": ((2,), np.float32),
+        "levels": ((2,), np.uint8),
+        "places": ((4,), np.uint8),
+        "offsets": ((6,), np.uint8),
+        "larges": ((2,), np.uint8),
+        "signs": ((2,), np.uint8),
+    },
 }
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 def test_a_blob_holds_what_was_encoded(tmp_path: Path, key: BlobKey) -> None:
-    expected_P = decode(encode(X_P, key.codec))
-    blob = write_contribution_blob(encode(X_P, key.codec), key)
+    expected_P = decode(encode(X_P, key.codec, key.round_index))
+    blob = write_contribution_blob(encode(X_P, key.codec, key.round_index), key)
     assert torch.equal(decode(parse_contribution_blob(blob, key)), expected_P)
     file = tmp_path / "blob"
     file.write_bytes(blob)
@@ -63,7 +74,7 @@ def test_a_blob_holds_what_was_encoded(tmp_path: Path, key: BlobKey) -> None:
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 def test_any_safetensors_reader_opens_it(key: BlobKey) -> None:
-    blob = write_contribution_blob(encode(X_P, key.codec), key)
+    blob = write_contribution_blob(encode(X_P, key.codec, key.round_index), key)
     found = {name: (array.shape, array.dtype) for name, array in load(blob).items()}
     assert found == SHAPES[key.codec.id]
     assert len(blob) == key.size_bytes
@@ -71,9 +82,19 @@ def test_any_safetensors_reader_opens_it(key: BlobKey) -> None:
 
 def test_the_spec_says_how_large_a_blob_is() -> None:
     for key in KEYS.values():
-        large = dataclasses.replace(key, num_elements=10**6)
+        large = dataclasses.replace(key, num_elements=10**6, round_index=0)
         content_bytes = large.size_bytes - len(large.header)
         assert content_bytes == pytest.approx(large.codec.bytes_per_parameter * 10**6, abs=4)
+
+
+def test_a_blob_of_another_density_is_refused_on_both_sides() -> None:
+    key = KEYS["topk2"]
+    dense_key = dataclasses.replace(key, round_index=1)
+    dense = encode(X_P, TOPK2, dense_key.round_index)
+    with pytest.raises(ValueError, match="tensors of"):
+        write_contribution_blob(dense, key)
+    with pytest.raises(ContributionRejectedError, match="round_index"):
+        parse_contribution_blob(write_contribution_blob(dense, dense_key), key)
 
 
 def test_numbers_are_aligned() -> None:
@@ -154,7 +175,7 @@ def test_a_claim_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_blob_is_refused_or_has_the_one_form(
     key: BlobKey, place: float, byte: int, at: float
 ) -> None:
-    damaged = bytearray(write_contribution_blob(encode(X_P, key.codec), key))
+    damaged = bytearray(write_contribution_blob(encode(X_P, key.codec, key.round_index), key))
     damaged[int(place * len(damaged))] = byte
     cut = int(at * len(damaged))
     for data in (bytes(damaged), bytes(damaged[:cut]), bytes(damaged[cut:])):

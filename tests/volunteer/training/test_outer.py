@@ -36,6 +36,14 @@ def test_it_subtracts() -> None:
     assert weights_P.tolist() == [1.0 - 0.5 * (2.0 + 0.5 * 2.25)]
 
 
+def test_the_first_rounds_may_have_another_momentum() -> None:
+    outer = OuterSpec(lr=0.7, momentum=0.9, momentum_warmup_rounds=3, warmup_momentum=0.5)
+    assert [outer.at_round(r).momentum for r in range(5)] == [0.5, 0.5, 0.5, 0.9, 0.9]
+    assert outer.at_round(0) == OuterSpec(lr=0.7, momentum=0.5)
+    with pytest.raises(ValueError, match="round"):
+        outer_step(torch.ones(1), torch.ones(1), torch.ones(1), outer)
+
+
 def test_fp32_is_fp64_rounded_once() -> None:
     weights_P, momentum_P, aggregate_P = (gradient(name, P, scale=1.0) for name in "wmq")
     before_P = weights_P.clone()
