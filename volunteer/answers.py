@@ -56,6 +56,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     tip: str = ""
     held_out_loss: float | None = None
     """Nats per byte of the shared state, from the latest evaluation."""
+    held_out_stderr: float | None = None
+    """Its standard error over the windows that it was measured on."""
+    held_out_windows: int | None = None
+    """How many those are."""
     train_loss: float | None = None
     tokens_per_s: float = 0.0
     num_peers: int = 0
@@ -178,6 +182,10 @@ class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
     num_contributions: int
     applied_utc: str
     own_listed: bool
+    loss_stderr: float | None = None
+    """Standard error of `held_out_loss`, nats per byte."""
+    num_windows: int | None = None
+    """That it was measured on: fewer than the RunSpec's where the machine had no time for all."""
 
 
 class ContributionPoint(msgspec.Struct, frozen=True, kw_only=True):

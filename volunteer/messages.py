@@ -92,6 +92,10 @@ class TrainerStarted(_Message, frozen=True, kw_only=True, tag="started"):
     """What the snapshot was last encoded as: announced again if its record was never written."""
 
 
+class Preparing(_Message, frozen=True, kw_only=True, tag="preparing"):
+    """Tokens are being made of the run's data, before `TrainerStarted`; told every few seconds."""
+
+
 class Rebased(_Message, frozen=True, kw_only=True, tag="rebased"):
     """The trainer stands on `commit_id` and carries `carried`."""
 
@@ -157,7 +161,8 @@ class TrainerFailed(_Message, frozen=True, kw_only=True, tag="failed"):
 
 
 TrainerEvent = (
-    TrainerStarted
+    Preparing
+    | TrainerStarted
     | Rebased
     | Stepped
     | Encoded
@@ -272,11 +277,15 @@ class BlobValidated(_Message, frozen=True, kw_only=True, tag="blob_validated"):
 
 
 class StateEvaluated(_Message, frozen=True, kw_only=True, tag="state_evaluated"):
-    """Held-out loss in nats per token (per byte for the bytes tokenizer)."""
+    """Held-out loss, on as many windows as there was time for before something else was asked."""
 
     request_id: int
     state_hash: str
     held_out_loss: float
+    """Nats per byte of text, whatever the tokenizer."""
+    loss_stderr: float
+    """Its standard error over the windows."""
+    num_windows: int
 
 
 class StateVerified(_Message, frozen=True, kw_only=True, tag="state_verified"):

@@ -21,7 +21,8 @@ AGGREGATOR = """
 say(type="started")
 for command in commands():
     say(type="state_evaluated", request_id=command["request_id"],
-        state_hash=command.get("state_hash", ""), held_out_loss=1.5)
+        state_hash=command.get("state_hash", ""), held_out_loss=1.5,
+        loss_stderr=0.1, num_windows=64)
 """
 REFUSING_AGGREGATOR = """
 say(type="started")

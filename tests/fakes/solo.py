@@ -129,7 +129,13 @@ class FakeAggregator:
                 )
                 return self._built(applied(parent, [w.blob_id for w in listed]), outcomes)
             case EvaluateState(state_hash=state_hash):
-                return StateEvaluated(request_id=1, state_hash=state_hash, held_out_loss=2.0)
+                return StateEvaluated(
+                    request_id=1,
+                    state_hash=state_hash,
+                    held_out_loss=2.0,
+                    loss_stderr=0.1,
+                    num_windows=64,
+                )
             case VerifyState(state_hash=state_hash):
                 return StateVerified(request_id=1, state_hash=state_hash)
 

@@ -16,6 +16,7 @@ from volunteer.agent.state_fetch import StateProgress
 from volunteer.agent.status import StatusSource
 from volunteer.agent.trainer_service import TrainerView
 from volunteer.data.builtin import load_builtin_run
+from volunteer.messages import StateEvaluated
 from volunteer.policy.idle import CONTRIBUTE, Decision
 from volunteer.policy.veto import Cause
 from volunteer.rounds.machine import Machine
@@ -61,7 +62,9 @@ def source(facts: Facts) -> StatusSource:
             is_catching_up=facts.is_catching_up,
             state_progress=facts.progress,
             state_hash="5a" * 32,
-            held_out_loss=1.5,
+            held_out=StateEvaluated(
+                request_id=1, state_hash="", held_out_loss=1.5, loss_stderr=0.1, num_windows=64
+            ),
         ),
         exchange=SimpleNamespace(members=lambda: facts.heard),
         trainer=SimpleNamespace(

@@ -224,7 +224,7 @@ def ids(points: tuple[RoundPoint, ...]) -> list[str]:
 def test_history_follows_the_branch_of_the_tip(ledger: Ledger, clock: FakeClock) -> None:
     for commit_id, round_index in (("a1", 1), ("a2", 2), ("a3", 3), ("a4", 4)):
         apply_commit(ledger, commit_id, round_index, own=commit_id == "a2")
-    ledger.record_evaluation("a2", 2.5)
+    ledger.record_evaluation("a2", 2.5, stderr=0.25, num_windows=48)
     assert ids(ledger.history(RUN, MODULE, 10)) == ["a1", "a2", "a3", "a4"]
     apply_commit(ledger, "b2", 2)
     apply_commit(ledger, "b3", 3)
@@ -243,13 +243,15 @@ def test_history_follows_the_branch_of_the_tip(ledger: Ledger, clock: FakeClock)
             num_contributions=12,
             applied_utc="2026-11-30T08:01:00Z",
             own_listed=True,
+            loss_stderr=0.25,
+            num_windows=48,
         ),
     )
 
 
 def test_a_loss_that_is_not_a_number_is_none(ledger: Ledger) -> None:
     apply_commit(ledger, "a1", 1)
-    ledger.record_evaluation("a1", math.nan)
+    ledger.record_evaluation("a1", math.nan, stderr=0.0, num_windows=1)
     assert ledger.history(RUN, MODULE, 1)[0].held_out_loss is None
 
 

@@ -16,6 +16,7 @@ import trio
 from volunteer.agent.clock import now_utc
 from volunteer.answers import ContributionPoint
 from volunteer.errors import VolunteerError
+from volunteer.messages import StateEvaluated
 from volunteer.rounds.credit import WorkState, new_tokens
 from volunteer.rounds.machine import Machine
 from volunteer.stats.ledger import Ledger
@@ -163,10 +164,13 @@ class Bookkeeper:
             )
         )
 
-    def note_loss(self, commit_id: str, loss: float) -> None:
+    def note_loss(self, commit_id: str, found: StateEvaluated) -> None:
         """The state of `commit_id` has been evaluated."""
         ledger = self._ledger
-        self.queue(lambda: ledger.record_evaluation(commit_id, loss))
+        loss, stderr, num = found.held_out_loss, found.loss_stderr, found.num_windows
+        self.queue(
+            lambda: ledger.record_evaluation(commit_id, loss, stderr=stderr, num_windows=num)
+        )
 
     def note_totals(self, tokens_total: int, inner_steps: int) -> None:
         """The trainer's counters, as its snapshot on disk has them."""

@@ -35,6 +35,7 @@ from volunteer.messages import (
     Rebase,
     Rebased,
     SnapshotSaved,
+    StateEvaluated,
     Stepped,
     TrainerEvent,
     TrainerStarted,
@@ -80,7 +81,7 @@ class RoundDriver:
         self._is_snapshot_known = False
         """Whether a trainer has said what its snapshot holds: until then that blob looks unused."""
         self._arrived: dict[str, float] = {}
-        self.held_out_loss: float | None = None
+        self.held_out: StateEvaluated | None = None
         self.storage_problem = ""
         self._moved_to, self._is_rebase_due = "", False
         files.post = self.post
@@ -296,10 +297,10 @@ class RoundDriver:
             len(action.pending),
         )
 
-    def _take_loss(self, commit_id: str, loss: float) -> None:
+    def _take_loss(self, commit_id: str, found: StateEvaluated) -> None:
         if commit_id == self.machine.tip:
-            self.held_out_loss = loss
-        self._keeper.note_loss(commit_id, loss)
+            self.held_out = found
+        self._keeper.note_loss(commit_id, found)
 
     # ----------------------------------------------------------------------------- trainer
 

@@ -271,14 +271,14 @@ class ModuleFiles:
         return 0
 
     def start_evaluation(
-        self, commit_id: str, state_hash: str, on_loss: Callable[[str, float], None]
+        self, commit_id: str, state_hash: str, on_loss: Callable[[str, StateEvaluated], None]
     ) -> None:
-        """Measure the held-out loss of a state; `on_loss(commit_id, nats per byte)`."""
+        """Measure the held-out loss of a state, and tell `on_loss`."""
         assert self.nursery is not None
         self.nursery.start_soon(self._evaluate, commit_id, state_hash, on_loss)
 
     async def _evaluate(
-        self, commit_id: str, state_hash: str, on_loss: Callable[[str, float], None]
+        self, commit_id: str, state_hash: str, on_loss: Callable[[str, StateEvaluated], None]
     ) -> None:
         try:
             reply = await self._aggregator.ask(
@@ -288,7 +288,7 @@ class ModuleFiles:
             log.info("commit=%s not evaluated: %s", commit_id[:12], error)
             return
         assert isinstance(reply, StateEvaluated)
-        on_loss(commit_id, reply.held_out_loss)
+        on_loss(commit_id, reply)
 
     # ----------------------------------------------------------------------------- pruning
 
@@ -336,6 +336,7 @@ class ModuleFiles:
         needed = {*keep, *(c.blob_id for c in known if c.round_index >= oldest)}
         needed |= _needed_own_blobs(machine, oldest - OWN_BLOB_JOURNALS * journal)
         needed |= self._keep_states(machine)
+        needed.add(self._spec.data.tokenizer_hash)
         self.nursery.start_soon(trio.to_thread.run_sync, self._delete_others, needed)
 
     def _delete_others(self, keep: set[str]) -> None:

@@ -198,6 +198,7 @@ class StatusSource:
         confirmed_at_s = self.keeper.last_confirmed_at_s
         members = self.exchange.members()
         others = sum(h.heartbeat.tokens_per_s for h in members.values())
+        held_out = self.driver.held_out
         return Status(
             state=state,
             reason=reason,
@@ -209,7 +210,9 @@ class StatusSource:
             inner_step=view.inner_step,
             state_hash=self.driver.state_hash,
             tip=facts.commit_id,
-            held_out_loss=self.driver.held_out_loss,
+            held_out_loss=held_out.held_out_loss if held_out else None,
+            held_out_stderr=held_out.loss_stderr if held_out else None,
+            held_out_windows=held_out.num_windows if held_out else None,
             train_loss=view.loss,
             tokens_per_s=view.tokens_per_s,
             num_peers=len(self.swarm.peers()),

@@ -197,13 +197,28 @@ class Ledger:
             )
         )
 
-    def record_evaluation(self, commit_id: str, loss: float) -> None:
-        """Note the held-out loss, in nats per token, of the state after `commit_id`."""
-        self._run(
-            lambda connection: connection.execute(
+    def record_evaluation(
+        self, commit_id: str, loss: float, *, stderr: float, num_windows: int
+    ) -> None:
+        """Note the held-out loss of the state after `commit_id`.
+
+        Args:
+            commit_id: of the round.
+            loss: nats per byte of text.
+            stderr: its standard error.
+            num_windows: that it was measured on.
+        """
+
+        def record(connection: sqlite3.Connection) -> None:
+            connection.execute(
                 "UPDATE rounds SET held_out_loss = ? WHERE commit_id = ?", (loss, commit_id)
             )
-        )
+            connection.execute(
+                "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)",
+                (commit_id, stderr, num_windows),
+            )
+
+        self._run(record)
 
     def add_contributed_s(self, seconds: float) -> None:
         """Add time spent contributing, measured by a clock that never goes back."""

@@ -167,8 +167,9 @@ def read_history(
     """Return the last `limit` rounds on the way to the tip, the oldest first."""
     # With max(), SQLite takes the other columns from the row that has the maximum.
     rows = connection.execute(
-        "SELECT round_index, commit_id, state_hash, held_out_loss, num_contributions,"
-        " applied_utc, own_listed, max(applied_order) FROM rounds"
+        "SELECT round_index, rounds.commit_id, state_hash, held_out_loss, num_contributions,"
+        " applied_utc, own_listed, loss_stderr, num_windows, max(applied_order) FROM rounds"
+        " LEFT JOIN evaluations ON evaluations.commit_id = rounds.commit_id"
         " WHERE run_id = :run AND module_id = :module AND round_index <= (SELECT"
         " round_index FROM rounds WHERE run_id = :run AND module_id = :module"
         " ORDER BY applied_order DESC LIMIT 1)"
@@ -184,6 +185,8 @@ def read_history(
             num_contributions=num_contributions,
             applied_utc=applied_utc,
             own_listed=bool(own_listed),
+            loss_stderr=loss_stderr,
+            num_windows=num_windows,
         )
         for (
             round_index,
@@ -193,6 +196,8 @@ def read_history(
             num_contributions,
             applied_utc,
             own_listed,
+            loss_stderr,
+            num_windows,
             _,
         ) in reversed(rows)
     )

@@ -74,6 +74,11 @@ CREATE TABLE IF NOT EXISTS rounds (
   applied_order INTEGER NOT NULL,
   PRIMARY KEY (run_id, module_id, commit_id)
 );
+CREATE TABLE IF NOT EXISTS evaluations (
+  commit_id TEXT PRIMARY KEY,
+  loss_stderr REAL NOT NULL,
+  num_windows INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sessions (
   day_utc TEXT PRIMARY KEY,
   contributed_s REAL NOT NULL

@@ -14,8 +14,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import queue
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -82,8 +85,26 @@ _NICENESS = 19
 class Aggregator:
     """Answers commands about one module of one run, from files to files."""
 
-    def __init__(self, spec: RunSpec, module_id: str, store: BlobStore) -> None:
-        """Keep what every answer depends on."""
+    def __init__(
+        self,
+        spec: RunSpec,
+        module_id: str,
+        store: BlobStore,
+        *,
+        run_dir: Path | None = None,
+        is_awaited: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Keep what every answer depends on.
+
+        Args:
+            spec: the run.
+            module_id: of the module.
+            store: contributions' blobs and states.
+            run_dir: where its held-out text is, unless the package has it.
+            is_awaited: tells whether another request waits, for which an evaluation is cut short.
+        """
+        self._run_dir = run_dir
+        self._is_awaited = is_awaited
         self._spec = spec
         self._module_id = module_id
         self._store = store
@@ -164,13 +185,22 @@ class Aggregator:
 
     def _evaluate_state(self, command: EvaluateState) -> StateEvaluated:
         # Model and corpus are needed for this alone: without it, the process stays small.
-        from volunteer.training.evaluation import held_out_loss
+        from volunteer.training.evaluation import evaluate_run
 
         state = self._read_state(command.state_hash)
+        ends_at_s = time.monotonic() + self._spec.evaluation.max_s
+        found = evaluate_run(
+            self._spec,
+            state.weights_P,
+            self._run_dir,
+            should_stop=lambda: self._is_awaited() or time.monotonic() >= ends_at_s,
+        )
         return StateEvaluated(
             request_id=command.request_id,
             state_hash=command.state_hash,
-            held_out_loss=held_out_loss(self._spec, state.weights_P),
+            held_out_loss=found.nats_per_byte,
+            loss_stderr=found.stderr,
+            num_windows=found.num_windows,
         )
 
     def _verify_codec(self, codec: str, codec_version: int) -> None:
@@ -296,11 +326,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (VolunteerError, P2PError) as error:
         events.emit(_failed(NO_REQUEST, error))
         return 1
-    aggregator = Aggregator(spec, options.module, store)
+    lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    aggregator = Aggregator(
+        spec,
+        options.module,
+        store,
+        run_dir=options.run_dir,
+        is_awaited=lambda: not lines.empty(),
+    )
     events.emit(AggregatorStarted())
-    for line in read_lines(sys.stdin.buffer, MAX_LINE_BYTES):
+    threading.Thread(target=_queue_stdin, args=(lines,), name="stdin", daemon=True).start()
+    while (line := lines.get()) is not None:
         events.emit(answer_line(aggregator, line))
     return 0
+
+
+def _queue_stdin(lines: queue.SimpleQueue[bytes | None]) -> None:
+    """Queue the lines of stdin, and None at its end."""
+    # Not sys.stdin: a thread that waits in it makes the interpreter abort when it ends.
+    with os.fdopen(os.dup(0), "rb") as stream:
+        for line in read_lines(stream, MAX_LINE_BYTES):
+            lines.put(line)
+    lines.put(None)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tests.fakes.network import FakeNetwork
 from tests.fakes.solo import ROUND_S, Disk, Solo
 from tests.fakes.virtual_time import in_nursery, run_virtual
 from volunteer.agent.bookkeeper import Bookkeeper
+from volunteer.messages import StateEvaluated
 from volunteer.rounds import events as ev
 from volunteer.rounds.credit import WorkState, new_tokens
 from volunteer.stats.ledger import Ledger
@@ -154,7 +155,10 @@ def test_errors_of_the_ledger_are_logged_and_the_books_go_on(
         nursery.start_soon(keeper.run)
         ledger.close()
         keeper.note_contributed(5.0)
-        keeper.note_loss("c", 1.0)
+        found = StateEvaluated(
+            request_id=1, state_hash="", held_out_loss=1.0, loss_stderr=0.1, num_windows=4
+        )
+        keeper.note_loss("c", found)
         await keeper.flush()
         assert len([r for r in caplog.records if "stats not written" in r.message]) == 2
         solo.close()

@@ -36,7 +36,8 @@ def test_alone_it_commits_round_after_round(tmp_path: Path) -> None:
             assert (
                 solo.disk.store.file_of(known.commits[commit_id].state_hash).read_bytes() == state
             )
-        assert solo.driver.held_out_loss == 2.0
+        assert solo.driver.held_out is not None
+        assert solo.driver.held_out.held_out_loss == 2.0
         rebase = solo.trainer.rebases[-1]
         assert (rebase.commit_id, rebase.round_index) == (tip, 4)
         await solo.keeper.flush()

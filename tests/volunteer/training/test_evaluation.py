@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 
 import pytest
 import torch
@@ -11,8 +13,8 @@ from tests.volunteer.training.tiny_run import tiny_spec, tiny_weights_P
 from volunteer.errors import TrainerError
 from volunteer.training import evaluation
 from volunteer.training.data import held_out_windows, load_corpus
-from volunteer.training.evaluation import held_out_loss
-from volunteer.training.model import forward, weights_of
+from volunteer.training.evaluation import evaluate, held_out_loss, spread_order
+from volunteer.training.model import forward, next_token_loss, weights_of
 
 SPEC = tiny_spec()
 
@@ -44,3 +46,34 @@ def test_broken_weights_are_told_and_not_averaged() -> None:
     weights_P[3] = math.nan
     with pytest.raises(TrainerError, match="broken"):
         held_out_loss(SPEC, weights_P)
+
+
+def test_a_machine_without_time_measures_a_beginning_that_is_spread_over_all() -> None:
+    weights_P, corpus = tiny_weights_P(SPEC) * 5, load_corpus(SPEC.data)
+    whole = evaluate(SPEC, weights_P, corpus)
+    assert whole.num_windows == SPEC.evaluation.num_sequences == 64
+    part = evaluate(SPEC, weights_P, corpus, should_stop=lambda: True)
+    assert part.num_windows == evaluation.BATCH_SEQUENCES
+    assert part.nats_per_byte != whole.nats_per_byte
+    assert abs(part.nats_per_byte - whole.nats_per_byte) < 4 * part.stderr
+    assert 1.4 < part.stderr / whole.stderr < 2.8  # a quarter of the windows, drawn otherwise
+
+
+@pytest.mark.parametrize("num", [1, 2, 5, 64, 100])
+def test_every_beginning_of_the_order_is_spread(num: int) -> None:
+    order = spread_order(num)
+    assert sorted(order) == list(range(num))
+    for count in range(2, num + 1):
+        gaps = [b - a for a, b in itertools.pairwise(sorted(order[:count]))]
+        assert max(gaps) <= 4 * num / count
+
+
+def test_the_standard_error_is_that_of_a_mean_where_windows_cover_alike() -> None:
+    weights_P, corpus = tiny_weights_P(SPEC) * 5, load_corpus(SPEC.data)
+    windows = held_out_windows(corpus, num_sequences=64, context_tokens=16)
+    means = []
+    for window_T1 in torch.from_numpy(windows).long():
+        loss = next_token_loss(weights_of(weights_P, SPEC.model), window_T1[None], SPEC.model)
+        means.append(float(loss))
+    due = statistics.stdev(means) / math.sqrt(64)
+    assert evaluate(SPEC, weights_P, corpus).stderr == pytest.approx(due, rel=1e-4)
