@@ -19,6 +19,7 @@ from typing import Any
 
 from volunteer.config_rules import RULES
 from volunteer.errors import ConfigError
+from volunteer.local_data import DEFAULT_CACHE_BYTES
 from volunteer.policy.hours import parse_hours
 
 MAX_CONFIG_BYTES = 64 * 1024
@@ -121,6 +122,16 @@ class Config:
     """Whether a machine on battery pauses. Default true: training would empty it."""
     pause_on_metered: bool = True
     """Whether a connection that is paid by volume pauses. Default true."""
+    private_data: str = ""
+    """The folder of texts that `private:` means in a run's sources: an absolute path, or one that
+    begins with `~/`. It is trained on here, and nothing of it leaves but what the weights have
+    learned. Empty: none, and that source is left out. Default empty."""
+    allow_file_sources: bool = False
+    """Whether a run that somebody else has published may read the files of this machine that its
+    sources name. Default false: they could be read out of the weights."""
+    data_cache_max_bytes: int = DEFAULT_CACHE_BYTES
+    """Bytes of disk that the tokens of a run's files may take, at least 1 MiB; what has no room is
+    left out. Default 16 GiB."""
     hours: tuple[str, ...] = ()
     """When contributing is allowed, as `mon-fri 18:00-08:00`, by the machine's clock; empty:
     always. Default empty."""

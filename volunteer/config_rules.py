@@ -119,6 +119,12 @@ def _program_check(text: str) -> str:
     return ""
 
 
+def _folder_problem(value: object) -> str:
+    if isinstance(value, str) and (not value or re.match(r"/|~/|[A-Za-z]:[\\/]", value)):
+        return ""
+    return f"must be a folder's path that begins with / or ~/, or empty, not {_shown(value)}"
+
+
 def _gpu_check(text: str) -> str:
     if _GPU_ID.fullmatch(text) is None or text.isdigit():
         return f"{_shown(text)} is no GPU's own id (`nvidia-smi -L` shows them)"
@@ -158,6 +164,9 @@ RULES: dict[str, Callable[[object], str]] = {
     "others_gpu_limit": _number_rule(0.01, 1, is_whole=False),
     "pause_on_battery": _bool_problem,
     "pause_on_metered": _bool_problem,
+    "private_data": _folder_problem,
+    "allow_file_sources": _bool_problem,
+    "data_cache_max_bytes": _number_rule(2**20, 2**50, is_whole=True),
     "hours": _strings_rule("mon-fri 18:00-08:00", _hours_check),
     "network_hours": _strings_rule("sat,sun 00:00-24:00", _hours_check),
     "pause_after_s": _number_rule(0, 300, is_whole=False),

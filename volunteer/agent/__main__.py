@@ -20,6 +20,7 @@ from p2p.identity import load_or_create_identity
 from volunteer.agent.app import Agent
 from volunteer.agent.handover import Handover
 from volunteer.agent.joined_run import choose_run
+from volunteer.agent.run_data import keep_run_data
 from volunteer.config import load_config
 from volunteer.errors import VolunteerError
 from volunteer.files import lock_folder
@@ -101,11 +102,14 @@ def _run(options: argparse.Namespace, handover: Handover) -> None:
                 "bootstrap": tuple(options.bootstrap) if options.bootstrap else None,
             },
         )
+        identity = load_or_create_identity(locations.identity_file)
+        spec = choose_run(options.run_file, options.round_s)
+        keep_run_data(spec, options.run_file, locations, config, identity.peer_id)
         agent = Agent(
             config=config,
             locations=locations,
-            identity=load_or_create_identity(locations.identity_file),
-            spec=choose_run(options.run_file, options.round_s),
+            identity=identity,
+            spec=spec,
             is_idle_ignored=options.ignore_idle,
             num_cores=os.cpu_count() or 1,
             handover=handover,

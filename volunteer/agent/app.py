@@ -32,6 +32,7 @@ from volunteer.agent.network_memory import (
 from volunteer.agent.parts import Ground, Parts, heartbeat_of, join_network, make_parts
 from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.record_log import RecordLog
+from volunteer.agent.run_data import fetch_tokenizer
 from volunteer.agent.sampling import Sampler
 from volunteer.agent.signed_mark import SignedMark
 from volunteer.agent.status import StatusSource
@@ -196,6 +197,8 @@ class Agent:
             nursery.start_soon(part.run)
         nursery.start_soon(TimeWatch().run)
         swarm = source.swarm
+        gate, forgive = parts.files.gate, parts.trainer.forgive
+        nursery.start_soon(fetch_tokenizer, self.spec, parts.store, swarm, gate, forgive)
         nursery.start_soon(
             keep_network_facts,
             self._network_file,

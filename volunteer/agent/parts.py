@@ -29,6 +29,7 @@ from volunteer.agent.timing import ExchangeClock
 from volunteer.agent.traffic import TrafficMeter
 from volunteer.agent.trainer_service import TrainerService
 from volunteer.agent.wire import Heartbeat
+from volunteer.data.sources import parse_source
 from volunteer.locations import Locations
 from volunteer.rounds.machine import Machine
 from volunteer.rounds.records import DENSE_MODULE
@@ -135,6 +136,7 @@ def heartbeat_of(source: StatusSource) -> Heartbeat | None:
     if machine.tip is None:
         return None
     view = source.trainer.view
+    has_private = any(not parse_source(text).is_public for text in source.spec.data.sources)
     return Heartbeat(
         run_id=machine.rules.run_id,
         module_id=machine.rules.module_id,
@@ -143,7 +145,7 @@ def heartbeat_of(source: StatusSource) -> Heartbeat | None:
         state_hash=source.driver.state_hash,
         is_contributing=source.policy.is_training,
         tokens_per_s=view.tokens_per_s,
-        loss=view.loss,
+        loss=None if has_private else view.loss,  # of private text nothing leaves but weights
         addrs=_told_addrs(source.swarm.listen_addrs),
     )
 

@@ -38,6 +38,10 @@ class StepWatch:
         """It is up, and waits until it is told where to stand, however long that takes."""
         self._is_waiting = True
 
+    def note_preparing(self) -> None:
+        """It makes tokens of its data, which may take hours the first time, and gets on."""
+        self._silent_s = 0.0
+
     def note_placed(self) -> None:
         """It was told where to stand."""
         self._is_waiting, self._silent_s = False, 0.0

@@ -4,7 +4,8 @@ Runs in: agent. What goes wrong with it is told by `view.problem`, with what end
 
 - it ended: started again after 1, 2, 4, 8 s; put into quarantine after five times (backoff.py);
 - others hold the memory: they are named, and it is tried again in a minute, then more seldom; as
-  it is, sooner, where the disk cannot be written: neither is the trainer's fault;
+  it is where its data cannot be had, and, sooner, where the disk cannot be written: none of them is
+  the trainer's fault;
 - it hangs: killed by the watch on its inner steps (step_watch.py); its last snapshot stands;
 - a signal from outside has stopped it: woken (child.py).
 """
@@ -26,8 +27,14 @@ from volunteer.agent.backoff import CRASH_WINDOW_S, MAX_CRASHES, Backoff
 from volunteer.agent.child import Child
 from volunteer.agent.memory_holders import count_oom_kills, name_holders
 from volunteer.agent.step_watch import WATCH_EVERY_S, StepWatch
-from volunteer.errors import OutOfGpuMemoryError, StorageFullError, StorageReadOnlyError
+from volunteer.errors import (
+    DataUnavailableError,
+    OutOfGpuMemoryError,
+    StorageFullError,
+    StorageReadOnlyError,
+)
 from volunteer.messages import (
+    Preparing,
     Rebase,
     Rebased,
     SnapshotSaved,
@@ -44,7 +51,7 @@ from volunteer.messages import (
 log = logging.getLogger(__name__)
 STOP_DEADLINE_S = 3.0
 """To save a snapshot and end; the owner was promised five seconds in all."""
-MEMORY_WAIT_S, DISK_WAIT_S = 60.0, 5.0
+MEMORY_WAIT_S, DISK_WAIT_S, DATA_WAIT_S = 60.0, 5.0, 30.0
 """Other programs do not let go of their memory for being asked often."""
 LONGER_TIMES = 16
 """At most: 1, 2, 4, 8, 16 min for memory."""
@@ -52,6 +59,7 @@ STARTED_AGAIN = "it is started again"
 TRIED_AGAIN = "`allmende resume` tries again at once; else it is tried"
 LET_GO = "they have let go of it: it is tried again"
 WRITABLE = "it can be written again: it is tried"
+REACHABLE = "its data can be had: it is tried"
 
 
 class Lack(Enum):
@@ -59,12 +67,14 @@ class Lack(Enum):
 
     MEMORY = "memory"
     DISK = "disk"
+    DATA = "data"
 
 
 _LACKS = {
     OutOfGpuMemoryError.__name__: Lack.MEMORY,
     StorageFullError.__name__: Lack.DISK,
     StorageReadOnlyError.__name__: Lack.DISK,
+    DataUnavailableError.__name__: Lack.DATA,
 }
 
 
@@ -235,6 +245,8 @@ class TrainerService:
             named = f"; most of it is held by {', '.join(holders)}" if holders else ""
             view.problem = f"there is too little memory to train{named}"
             view.resumes_when, wait_s = LET_GO, MEMORY_WAIT_S
+        elif lack is Lack.DATA:
+            view.problem, view.resumes_when, wait_s = end, REACHABLE, DATA_WAIT_S
         else:
             view.problem, view.resumes_when, wait_s = end, WRITABLE, DISK_WAIT_S
         log.error("trainer paused: %s (%s)", view.problem, end)
@@ -320,6 +332,8 @@ class TrainerService:
                 view.tokens_since_contribution = event.tokens_since_contribution
             case Rebased():
                 self._watch.note_rebased()
+            case Preparing():
+                self._watch.note_preparing()
             case Stopping():
                 self._stopping_at_s = trio.current_time()
             case TrainerFailed():

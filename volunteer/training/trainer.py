@@ -33,6 +33,7 @@ from volunteer.errors import (
 )
 from volunteer.logs import set_up_log
 from volunteer.messages import (
+    Preparing,
     StopTrainer,
     TrainerCommand,
     TrainerEvent,
@@ -95,6 +96,7 @@ def _train(
 
     from volunteer.training.devices import choose_device, is_out_of_memory, limit_memory
     from volunteer.training.module_blobs import ModuleBlobs
+    from volunteer.training.open_feed import open_feed
     from volunteer.training.snapshot import SnapshotStore
     from volunteer.training.training_loop import LoopSettings, TrainingLoop
 
@@ -105,22 +107,23 @@ def _train(
     if arguments.gpu_max_bytes:
         limit_memory(device, arguments.gpu_max_bytes)
     module_dir: Path = arguments.run_dir / "modules" / arguments.module
+    store, peer_seed = BlobStore(module_dir / "blobs"), arguments.author.encode()
+    feed = open_feed(spec, peer_seed, arguments.run_dir, store, tell=lambda: emit(Preparing()))
     try:
         TrainingLoop(
             LoopSettings(
                 spec=spec,
-                peer_seed=arguments.author.encode(),
+                peer_seed=peer_seed,
                 checkpoint_every_s=arguments.checkpoint_every_s,
                 duty_fraction=arguments.duty_fraction,
             ),
             device=device,
-            blobs=ModuleBlobs(
-                BlobStore(module_dir / "blobs"), spec, arguments.module, arguments.author
-            ),
+            blobs=ModuleBlobs(store, spec, arguments.module, arguments.author),
             snapshots=SnapshotStore(module_dir / "trainer", spec, arguments.module),
             inbox=inbox,
             emit=emit,
             now_s=time.monotonic,
+            feed=feed,
         ).run()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
