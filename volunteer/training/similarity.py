@@ -12,6 +12,7 @@ Shape legend: C contributions, N blocks, B elements of a block.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -20,6 +21,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from volunteer.training.compression import EncodedGradient, slices
+from volunteer.training.slice_threads import map_slices
 
 MAX_ALL_BLOCKS = 100
 """Up to this many blocks, every one enters the cosines."""
@@ -31,13 +33,15 @@ _CONTEXT = b"allmende/cosine-blocks/1\x00"
 
 def norm(encoded: EncodedGradient) -> float:
     """Return the Euclidean norm of the decoded vector, over all its blocks."""
-    terms: list[float] = []
-    for start, stop in slices(encoded.num_elements, encoded.block_elements):
+
+    def terms(start: int, stop: int) -> list[float]:
         codes_NB, scales_N = encoded.measure_slice(start, stop)
         integers_N = (codes_NB * codes_NB).sum(1, dtype=torch.int64)
         scales_N = scales_N.double()
-        terms += (integers_N.double() * (scales_N * scales_N)).tolist()
-    return math.sqrt(math.fsum(terms))
+        return (integers_N.double() * (scales_N * scales_N)).tolist()
+
+    parts = map_slices(terms, slices(encoded.num_elements, encoded.block_elements))
+    return math.sqrt(math.fsum(itertools.chain.from_iterable(parts)))
 
 
 def gram(blobs: Sequence[EncodedGradient], blob_ids: Sequence[str]) -> list[list[float]]:
