@@ -102,7 +102,7 @@ def evaluate(
     nats: list[float] = []
     with torch.no_grad():
         for batch_BT1 in torch.split(windows_BT1, BATCH_SEQUENCES):
-            nats += _nats_of_windows(weights, batch_BT1, spec.model)
+            nats += nats_of_windows(weights, batch_BT1, spec.model)
             if should_stop():
                 break
     return _estimate(nats, [int(length) for length in lengths[order][: len(nats)]])
@@ -114,7 +114,7 @@ def spread_order(num: int) -> list[int]:
     return sorted(range(num), key=lambda i: f"{i:0{num_bits}b}"[::-1])
 
 
-def _nats_of_windows(weights: Weights, batch_BT1: Tensor, model: ModelSpec) -> list[float]:
+def nats_of_windows(weights: Weights, batch_BT1: Tensor, model: ModelSpec) -> list[float]:
     """Return the sum over each window's targets."""
     logits_BTV = forward(weights, batch_BT1[:, :-1], model)
     nats_BT = F.cross_entropy(logits_BTV.transpose(1, 2), batch_BT1[:, 1:], reduction="none")
