@@ -6,6 +6,7 @@ is needed, only patience. Slow, and meant for a few thousand parameters.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -97,6 +98,8 @@ class Blob:
     codes: list[list[int]]
     """One list a block."""
     scales: list[float]
+    sent: list[bool] | None = None
+    """Which elements a sparse one keeps."""
 
 
 def blob_metadata(spec: Spec, run_id: str, author: str, round_index: int) -> dict[str, str]:
@@ -119,7 +122,14 @@ def read_blob(data: bytes, spec: Spec, metadata: dict[str, str]) -> Blob:
     total, block = num_parameters(spec["model"]), spec["codec"]["block_elements"]
     num_blocks = -(-total // block)
     codec = spec["codec"]["id"]
-    if codec == "int4":
+    kept = num_kept(spec["codec"], int(metadata["round_index"]))
+    if codec == "topk2":
+        b, u = index_form(kept, block)
+        tensors = [("scales", "F32", num_blocks), ("levels", "U8", num_blocks)]
+        tensors += [("places", "U8", num_blocks * u // 8)]
+        tensors += [("offsets", "U8", num_blocks * b * kept // 8)]
+        tensors += [(name, "U8", num_blocks * kept // 8) for name in ("larges", "signs")]
+    elif codec == "int4":
         tensors = [("scales", "F32", num_blocks), ("codes", "U8", -(-total // 2))]
     elif codec == "int8":
         tensors = [("scales", "F32", num_blocks), ("codes", "I8", total)]
@@ -139,17 +149,78 @@ def read_blob(data: bytes, spec: Spec, metadata: dict[str, str]) -> Blob:
         return block_blob(blob_id(data), parts[0], codes, 7, total, block)
     if codec == "int8":
         return block_blob(blob_id(data), parts[0], list(parts[1]), 127, total, block)
+    if codec == "topk2":
+        return sparse_blob(blob_id(data), parts, kept, total, block)
     return float_blob(blob_id(data), parts[0], block)
+
+
+def num_kept(codec: dict[str, Any], round_index: int) -> int:
+    ladder = zip(codec["ladder_kept"], codec["ladder_rounds"], strict=True)
+    return int([kept for kept, first in ladder if first <= round_index][-1])
+
+
+def index_form(kept: int, block: int) -> tuple[int, int]:
+    """Return b and u of 16.2a."""
+    if 4 * kept >= block:
+        return 0, block
+    b = math.floor(math.log2(block / kept))
+    return b, kept + block // 2**b
+
+
+def bits_of(packed: Sequence[int], row: int, count: int) -> list[int]:
+    """Return the bits of one block."""
+    return [packed[(row * count + i) // 8] >> (row * count + i) % 8 & 1 for i in range(count)]
+
+
+def are_scales(scales: Sequence[float], largest: int) -> bool:
+    return all(math.copysign(1.0, s) > 0 and (s == 0 or 2.0**-126 <= s <= largest) for s in scales)
+
+
+def sparse_blob(
+    name: str, parts: Sequence[Sequence[Any]], kept: int, total: int, block: int
+) -> Blob:
+    """Read what 16.2a says."""
+    scales, levels, places, offsets, larges, signs = parts
+    b, u = index_form(kept, block)
+    blob = Blob(name, [0.0] * total, [], list(scales), [False] * total)
+    assert blob.sent is not None
+    valid = are_scales(scales, 7 * 2**16 // 127) and max(levels) <= 127
+    for row, scale in enumerate(scales):
+        large, negative = bits_of(larges, row, kept), bits_of(signs, row, kept)
+        low = bits_of(offsets, row, b * kept)
+        at = bits_of(places, row, u)
+        ones = [p for p, bit in enumerate(at) if bit]
+        indices = ones
+        if b:
+            valid &= not at[-1]
+            parts_of = [sum(low[j * kept + r] << j for j in range(b)) for r in range(kept)]
+            indices = [
+                (p - r) * 2**b + part
+                for r, (p, part) in enumerate(zip(ones, parts_of, strict=False))
+            ]
+        valid &= len(ones) == kept and all(x < y for x, y in itertools.pairwise(indices))
+        own = min(block, total - row * block)
+        if own >= kept:
+            valid &= all(i < own for i in indices)
+        else:
+            valid &= indices == list(range(kept)) and not any(large[own:] + negative[own:])
+        if not valid:
+            raise MalformedError("a sparse blob that is none")
+        codes = [0] * own
+        for i, is_large, is_negative in zip(indices, large, negative, strict=True):
+            if i < own:
+                c = (127 if is_large else levels[row]) * (-1 if is_negative else 1)
+                codes[i] = c
+                blob.elements[row * block + i] = single(c * scale)
+                blob.sent[row * block + i] = True
+        blob.codes.append(codes)
+    return blob
 
 
 def block_blob(
     name: str, scales: Sequence[float], codes: list[int], most: int, total: int, block: int
 ) -> Blob:
-    largest = 7 * 2**16 // most
-    are_scales = all(
-        math.copysign(1.0, s) > 0 and (s == 0 or 2.0**-126 <= s <= largest) for s in scales
-    )
-    if not are_scales or min(codes) < -most or any(codes[total:]):
+    if not are_scales(scales, 7 * 2**16 // most) or min(codes) < -most or any(codes[total:]):
         raise MalformedError("codes or scales that are none")
     elements = [single(codes[i] * scales[i // block]) for i in range(total)]
     blocks = [codes[at : min(at + block, total)] for at in range(0, total, block)]
@@ -232,8 +303,8 @@ def not_refused(blobs: list[Blob]) -> list[int]:
     return left
 
 
-def factors(blobs: list[Blob], listed: list[Listed]) -> dict[int, float]:
-    """Return weight times clip of each contribution that counts (17.4.1 to 8)."""
+def factors(blobs: list[Blob], listed: list[Listed]) -> tuple[dict[int, float], dict[int, float]]:
+    """Return the weight, and weight times clip, of each contribution that counts (17.4.1 to 8)."""
     left = not_refused(blobs)
     norms = {
         a: math.sqrt(
@@ -256,7 +327,8 @@ def factors(blobs: list[Blob], listed: list[Listed]) -> dict[int, float]:
         weights[a] *= 0.25 if listed[a].is_on_probation else 1.0
     weights = capped(weights, {a: listed[a].author for a in left})
     total = math.fsum(weights.values())
-    return {a: weights[a] / total * clips[a] for a in left}
+    shares = {a: weights[a] / total for a in left}
+    return shares, {a: shares[a] * clips[a] for a in left}
 
 
 def capped(weights: dict[int, float], author_of: dict[int, str]) -> dict[int, float]:
@@ -277,18 +349,26 @@ def capped(weights: dict[int, float], author_of: dict[int, str]) -> dict[int, fl
     }
 
 
-def after_commit(state: State, blobs: list[Blob], listed: list[Listed], spec: Spec) -> State:
+def after_commit(
+    state: State, blobs: list[Blob], listed: list[Listed], spec: Spec, parent_height: int
+) -> State:
     """Apply a commit (17.4)."""
-    lr, mu = spec["outer"]["lr"], spec["outer"]["momentum"]
-    share = factors(blobs, listed)
+    outer = spec["outer"]
+    is_early = parent_height < outer["momentum_warmup_rounds"]
+    lr, mu = outer["lr"], outer["warmup_momentum" if is_early else "momentum"]
+    weight, share = factors(blobs, listed)
+    least = 1 / math.sqrt(max(1, sum(f != 0 for f in share.values())))
     new = State([], [])
-    for i, (weight, momentum) in enumerate(zip(state.weights, state.momentum, strict=True)):
-        q = 0.0
+    for i, (old, momentum) in enumerate(zip(state.weights, state.momentum, strict=True)):
+        q = v = 0.0
         for a, blob in enumerate(blobs):
-            if share.get(a, 0.0):
+            if share.get(a, 0.0) and (blob.sent is None or blob.sent[i]):
                 q += share[a] * blob.elements[i]
+                v += weight[a]
+        if blobs and blobs[0].sent is not None:
+            q /= max(v, least)
         q = single(q)
         new_momentum = single(momentum * mu + q)
         new.momentum.append(new_momentum)
-        new.weights.append(single(weight - (new_momentum * mu + q) * lr))
+        new.weights.append(single(old - (new_momentum * mu + q) * lr))
     return new

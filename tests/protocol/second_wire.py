@@ -270,8 +270,16 @@ DEFAULTS: dict[str, dict[str, Value]] = {
     "evaluation": {"num_sequences": 64},
     "hardware": {"ram_bytes": 0, "disk_bytes": 0},
 }
+LATER: dict[str, dict[str, Value]] = {
+    "model": {"num_kv_heads": 0, "tied_embeddings": True},
+    "inner": {"optimizer": "adamw", "muon_momentum": 0.95},
+    "outer": {"momentum_warmup_rounds": 0, "warmup_momentum": 0.0},
+    "codec": {"ladder_kept": [1024, 256, 64], "ladder_rounds": [0, 100, 200]},
+    "evaluation": {"max_s": 30.0},
+}
 FLOATS = {"rope_base", "held_out_fraction", "lr", "beta1", "beta2", "weight_decay", "clip_norm"}
 FLOATS |= {"floor_fraction", "momentum", "error_feedback_beta", "round_s", "min_grace_s"}
+FLOATS |= {"muon_momentum", "warmup_momentum", "max_s"}
 
 
 def read_spec(text: str) -> dict[str, Any]:
@@ -280,7 +288,7 @@ def read_spec(text: str) -> dict[str, Any]:
     spec: dict[str, Any] = {"format": 1} | DEFAULTS[""] | raw
     for table, defaults in DEFAULTS.items():
         if table:
-            spec[table] = defaults | raw.get(table, {})
+            spec[table] = defaults | LATER.get(table, {}) | raw.get(table, {})
             spec[table] |= {k: float(v) for k, v in spec[table].items() if k in FLOATS}
     return spec
 
@@ -310,7 +318,10 @@ def decimal(value: float) -> str:
 
 
 def run_id_of(spec: Mapping[str, Any]) -> str:
-    plain = canonical_json({**spec, "signature": ""})
+    said = {**spec, "signature": ""}
+    for table, later in LATER.items():
+        said[table] = {k: v for k, v in spec[table].items() if k not in later or v != later[k]}
+    plain = canonical_json(said)
     return blake3(b"allmende/run/1\0" + plain.encode()).hexdigest()
 
 

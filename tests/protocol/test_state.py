@@ -13,7 +13,7 @@ from tests.protocol.second_wire import MalformedError
 from tests.volunteer.training.synthetic import gradient, make_spec
 from volunteer.data.builtin import load_builtin_run
 from volunteer.messages import ListedWork
-from volunteer.run import RunSpec, format_run_spec, parse_run_spec
+from volunteer.run import OuterSpec, RunSpec, format_run_spec, parse_run_spec
 from volunteer.training.aggregation import judge, next_state_slices
 from volunteer.training.compression import encode
 from volunteer.training.contribution_blob import (
@@ -82,7 +82,7 @@ def blobs_of(spec: RunSpec, num_works: int) -> list[bytes]:
     for i, (author, *_) in enumerate(WORKS[:num_works]):
         sign, size = (-1.0 if i == 4 else 1.0), (30.0 if i == 3 else 1.0)
         x_P = sign * size * (gradient("common", num) + 0.3 * gradient(f"own {i}", num))
-        blobs.append(write_contribution_blob(encode(x_P, spec.codec), key_of(spec, author, i)))
+        blobs.append(write_contribution_blob(encode(x_P, spec.codec, i), key_of(spec, author, i)))
     return blobs
 
 
@@ -98,10 +98,11 @@ def key_of(spec: RunSpec, author: str, round_index: int) -> BlobKey:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec_id", ["int4", "int8", "fp16", "fp32"])
+@pytest.mark.parametrize("codec_id", ["int4", "int8", "fp16", "fp32", "topk2"])
 @pytest.mark.parametrize("num_works", [1, 3, 7])
 def test_the_second_one_reaches_the_same_states(codec_id: str, num_works: int) -> None:
-    spec = make_spec(codec_id=codec_id)
+    early = OuterSpec(momentum_warmup_rounds=1, warmup_momentum=0.25)
+    spec = make_spec(codec_id=codec_id, outer=early if codec_id == "int8" else None)
     num, works = num_parameters(spec.model), WORKS[:num_works]
     ours = build_genesis(spec)
     theirs = second_state.genesis(plain(spec))
@@ -127,20 +128,21 @@ def test_the_second_one_reaches_the_same_states(codec_id: str, num_works: int) -
         )
         for i, (data, (author, *_)) in enumerate(zip(raw, works, strict=True))
     ]
-    for _ in range(2):  # the second one has a momentum to begin with
-        slices = list(next_state_slices(ours, parsed, outcomes, spec.outer))
+    for height in range(2):  # the second one has a momentum to begin with
+        outer = spec.outer.at_round(height)
+        slices = list(next_state_slices(ours, parsed, outcomes, outer))
         state_hash = state_hash_of(slices, num)
         (whole,) = slices
         ours = SharedState(weights_P=whole.weights_S, momentum_P=whole.momentum_S)
         second = [second_state.Listed(*work) for work in works]
-        theirs = second_state.after_commit(theirs, read, second, plain(spec))
+        theirs = second_state.after_commit(theirs, read, second, plain(spec), height)
         assert theirs.state_hash() == state_hash
     if num_works == 7:
         assert any(o.refused_reason for o in outcomes), "the cosine rule took part"
         assert any(o.clip_scale < 1.0 for o in outcomes), "and the clip"
 
 
-@pytest.mark.parametrize("codec_id", ["int4", "int8", "fp16", "fp32"])
+@pytest.mark.parametrize("codec_id", ["int4", "int8", "fp16", "fp32", "topk2"])
 def test_the_second_one_refuses_what_is_not_due(codec_id: str) -> None:
     spec = make_spec(codec_id=codec_id)
     (data,) = blobs_of(spec, 1)
