@@ -61,6 +61,7 @@ from volunteer.training.model import (
     weights_of,
 )
 from volunteer.training.state import read_state
+from volunteer.training.tokenizer import load_tokenizer
 
 START = b"\n"
 """What the model is given where the prompt is empty: texts begin after a line's end."""
@@ -146,15 +147,40 @@ def generate(
     Raises:
         TrainerError: a logit is not finite: the weights are broken.
     """
+    written = generate_tokens(
+        weights,
+        model,
+        list(prompt or START),
+        num_tokens=num_tokens,
+        temperature=temperature,
+        seed=seed,
+    )
+    return bytes(written)
+
+
+def generate_tokens(
+    weights: Weights,
+    model: ModelSpec,
+    prompt: Sequence[int],
+    *,
+    num_tokens: int,
+    temperature: float,
+    seed: int,
+) -> list[int]:
+    """Return `num_tokens` tokens that the model writes after `prompt`; as `generate`.
+
+    Raises:
+        TrainerError: a logit is not finite: the weights are broken.
+    """
     generator = torch.Generator().manual_seed(seed)
-    written = bytearray()
+    written: list[int] = []
     with torch.no_grad():
         reader = Reader(weights, model)
-        logits_V = reader.read((prompt or START)[-model.context_tokens :])
+        logits_V = reader.read(prompt[-model.context_tokens :])
         while True:
             written.append(choose_token(logits_V, temperature, generator))
             if len(written) == num_tokens:
-                return bytes(written)
+                return written
             logits_V = reader.read(written[-1:])
 
 
@@ -187,15 +213,18 @@ def answer(spec: RunSpec, store: BlobStore, state_hash: str, command: Generate) 
     if not store.verify(state_hash):
         raise BlobCorruptError("the shared weights are damaged on this disk")
     state = read_state(store.file_of(state_hash), num_parameters(spec.model))
-    written = generate(
+    tokenizer = load_tokenizer(spec, store)
+    prompt = tokenizer.encode(command.prompt.encode() or START).tokens.tolist()
+    written = generate_tokens(
         weights_of(state.weights_P, spec.model),
         spec.model,
-        command.prompt.encode(),
+        prompt or [0],  # where the tokenizer leaves out white space
         num_tokens=command.max_tokens,
         temperature=command.temperature,
         seed=command.seed,
     )
-    return Generated(text=written.decode("utf-8", errors="replace"), num_tokens=len(written))
+    text = tokenizer.decode(written).decode("utf-8", errors="replace")
+    return Generated(text=text, num_tokens=len(written))
 
 
 def _answer_line(run_dir: Path, module_id: str, state_hash: str, line: bytes) -> SamplerEvent:
