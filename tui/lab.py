@@ -11,6 +11,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tui import lab_training
+
 MAX_PEERS, MAX_ROUNDS, MAX_SEEDS, MAX_SEED = 2000, 1000, 100_000, 2**31
 
 lab_app = typer.Typer(help="Experiments on this machine; none needs an agent.")
@@ -19,6 +21,13 @@ lab_app = typer.Typer(help="Experiments on this machine; none needs an agent.")
 @lab_app.callback()
 def lab() -> None:
     """Experiments on this machine; none needs an agent."""
+
+
+lab_app.command("list", epilog=lab_training.EXIT_STATUS)(lab_training.list_experiments)
+lab_app.command(epilog=lab_training.EXIT_STATUS)(lab_training.run)
+lab_app.command(epilog=lab_training.EXIT_STATUS)(lab_training.reproduce)
+lab_app.command(epilog=lab_training.EXIT_STATUS)(lab_training.table)
+lab_app.command()(lab_training.presets)
 
 
 @lab_app.command()

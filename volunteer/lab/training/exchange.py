@@ -53,7 +53,7 @@ def apply_commit(
         parent: not changed.
         sent: what is listed, in list order.
         listed: the same, as the chain says.
-        outer: of the run.
+        outer: of the round (`OuterSpec.at_round`).
     """
     gradients = [one.gradient for one in sent]
     outcomes = judge(gradients, listed)

@@ -104,6 +104,21 @@ def below(outcomes: Outcomes, arm: str, *, than: str, min_seeds: int = 3) -> Ver
     )
 
 
+def fewer_bytes(outcomes: Outcomes, arm: str, *, than: str, times: float) -> Verdict:
+    """Judge whether a worker of `arm` sends so many times fewer bytes than one of `than`."""
+    seeds = outcomes.seeds(arm, than)
+    ratios = [
+        outcomes.last(than, seed).bytes_per_worker / outcomes.last(arm, seed).bytes_per_worker
+        for seed in seeds
+    ]
+    return Verdict(
+        claim=f"bytes sent: {arm} against {than}",
+        threshold=f"at least {times:g} times fewer",
+        seen=f"{min(ratios):.0f} times fewer" if ratios else "not finished",
+        is_met=min(ratios) >= times if ratios else None,
+    )
+
+
 def describe_excess(excess: Spread | None) -> str:
     """Return the mean, and what the seeds have one by one."""
     if excess is None:

@@ -147,7 +147,7 @@ class Worker:
         if encoded is None:
             raise TrainerError(f"{self.author} has trained nothing in round {round_index}")
         sent = Sent(
-            contribution_id=f"{self.author}/{round_index}",
+            contribution_id=f"{self.author}/{self.state.progress.inner_step}",
             author=self.author,
             encoded=encoded,
             gradient=kept[0],

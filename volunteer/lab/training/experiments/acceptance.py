@@ -18,6 +18,7 @@ from volunteer.lab.training.experiment import (
     Verdict,
     at_most,
     below,
+    fewer_bytes,
 )
 from volunteer.lab.training.results import Outcomes
 from volunteer.lab.training.strategies.data_parallel import DataParallelPlan
@@ -30,6 +31,9 @@ BASE = DiLoCoPlan(num_workers=4, steps_a_round=10, outer=OuterSpec(lr=0.7, momen
 ALONE, DDP, DILOCO = "one worker", "DDP 4x batch", "DiLoCo K=4"
 DENSE, DENSE_SGD = "fp32", "fp32, SGD 1.0"
 INT8, INT4 = "int8", "int4 + EF"
+TOPK, TOPK_LADDER = "top-k 1.56 %, SGD 1.0", "top-k 25 % to 1.56 %, SGD 1.0"
+SPARSE = CodecSpec(id="topk2", error_feedback_beta=0.95, ladder_kept=(64,), ladder_rounds=(0,))
+"""64 of 4,096 elements, two bits each, from the first round on."""
 EQUAL, TOKENS, UNIFORM = "10/10/10/10", "20/10/6/4, by tokens", "20/10/6/4, all alike"
 
 
@@ -64,6 +68,10 @@ def _judge_7(outcomes: Outcomes) -> tuple[Verdict, ...]:
 def make_8(num_steps: int) -> Experiment:
     """Return: what each codec costs, with the same outer optimizer."""
     task = acceptance_task(num_steps)
+    num_rounds = num_steps // BASE.steps_a_round
+    ladder = CodecSpec(
+        id="topk2", error_feedback_beta=0.95, ladder_rounds=(0, num_rounds // 4, num_rounds // 2)
+    )
     return Experiment(
         name="acceptance-8",
         title="Codecs against the floats themselves, with the same outer optimizer",
@@ -72,6 +80,8 @@ def make_8(num_steps: int) -> Experiment:
             Arm(name=INT8, task=task, plan=replace(BASE, codec=CodecSpec(id="int8"))),
             Arm(name=INT4, task=task, plan=replace(BASE, codec=CodecSpec(id="int4"))),
             Arm(name=DENSE_SGD, task=task, plan=replace(BASE, outer=FEDAVG)),
+            Arm(name=TOPK, task=task, plan=replace(BASE, outer=FEDAVG, codec=SPARSE)),
+            Arm(name=TOPK_LADDER, task=task, plan=replace(BASE, outer=FEDAVG, codec=ladder)),
         ),
         reference=DENSE,
         judge=_judge_8,
@@ -82,6 +92,9 @@ def _judge_8(outcomes: Outcomes) -> tuple[Verdict, ...]:
     return (
         at_most(outcomes, INT8, over=DENSE, percent=0.3),
         at_most(outcomes, INT4, over=DENSE, percent=1.0),
+        at_most(outcomes, TOPK, over=DENSE_SGD, percent=1.5),
+        at_most(outcomes, TOPK_LADDER, over=DENSE_SGD, percent=1.5),
+        fewer_bytes(outcomes, TOPK, than=DENSE_SGD, times=100.0),
     )
 
 
@@ -119,7 +132,7 @@ ENTRIES = (
         title="each codec against the floats themselves",
         make=make_8,
         num_steps=400,
-        minutes_a_seed=1.5,
+        minutes_a_seed=2.0,
     ),
     Entry(
         name="acceptance-11",

@@ -95,6 +95,11 @@ class DiLoCo:
         self._books = Books()
         self._step = 0
 
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Who takes part."""
+        return tuple(self._workers)
+
     def weights(self) -> Tensor:
         """Return the shared weights."""
         return self._state.weights_P
@@ -152,17 +157,19 @@ class DiLoCo:
         return chance < self._plan.drop_fraction * 256.0**_CHANCE_BYTES
 
     def _commit(self, sent: Sequence[Sent]) -> tuple[str, ...]:
-        """Take the outer step; without any contribution there is no commit, and none is taken.
+        """Take the outer step; a commit that lists nothing leaves the state as it was.
 
         Returns:
             Who was refused or excluded, for the report.
         """
+        members = frozenset(worker.author for worker in self._workers)
         if not sent:
+            self._books.note_commit((), (), members)
             return ()
         listed = self._books.listed_works(sent, is_uniform=self._plan.weighting == "uniform")
-        applied = apply_commit(self._state, sent, listed, self._plan.outer)
+        outer = self._plan.outer.at_round(self._books.height)
+        applied = apply_commit(self._state, sent, listed, outer)
         self._state = applied.state
-        members = frozenset(worker.author for worker in self._workers)
         excluded = self._books.note_commit(sent, applied.outcomes, members)
         refused = [
             f"refused {one.author}"
