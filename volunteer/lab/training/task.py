@@ -51,6 +51,9 @@ class LabTask:
     """Length, in nominal inner steps."""
     evaluate_every_steps: int
     """The held-out loss is measured at the first round that ends so many steps after the last."""
+    pretrained_steps: int = 0
+    """Inner steps that one worker takes before an arm begins (beginning.py); they count neither as
+    steps nor as tokens."""
 
     def run_spec(self, seed: int, *, outer: OuterSpec, codec: CodecSpec) -> RunSpec:
         """Return the RunSpec of one arm: its seed makes the first weights and the data's order."""
@@ -77,6 +80,7 @@ def make_task(
     evaluate_every_steps: int = 100,
     held_out_sequences: int = 512,
     sources: tuple[str, ...] = TEXTS,
+    pretrained_steps: int = 0,
 ) -> LabTask:
     """Return a task over bytes; by default 277 k parameters, the shape of the demo's run.
 
@@ -93,6 +97,7 @@ def make_task(
         evaluate_every_steps: between two measurements of the held-out loss.
         held_out_sequences: windows of such a measurement, the same every time.
         sources: as in a RunSpec.
+        pretrained_steps: of one worker, before an arm begins.
     """
     spec = RunSpec(
         name="lab",
@@ -113,10 +118,17 @@ def make_task(
         ),
         evaluation=EvaluationSpec(num_sequences=held_out_sequences),
     )
-    return LabTask(spec=spec, num_steps=num_steps, evaluate_every_steps=evaluate_every_steps)
+    return LabTask(
+        spec=spec,
+        num_steps=num_steps,
+        evaluate_every_steps=evaluate_every_steps,
+        pretrained_steps=pretrained_steps,
+    )
 
 
-def small_task(*, num_steps: int = 400, evaluate_every_steps: int = 50) -> LabTask:
+def small_task(
+    *, num_steps: int = 400, evaluate_every_steps: int = 50, pretrained_steps: int = 0
+) -> LabTask:
     """Return the task of the acceptance tests: 133 k parameters, 16 sequences of 32 bytes."""
     return make_task(
         dim=64,
@@ -127,6 +139,7 @@ def small_task(*, num_steps: int = 400, evaluate_every_steps: int = 50) -> LabTa
         num_steps=num_steps,
         evaluate_every_steps=evaluate_every_steps,
         held_out_sequences=1024,
+        pretrained_steps=pretrained_steps,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from volunteer.lab.training.beginning import PRETRAINED_STEPS
 from volunteer.lab.training.experiment import (
     Arm,
     Entry,
@@ -35,7 +36,11 @@ MIN_SEEDS = 3
 
 def make(num_steps: int) -> Experiment:
     """Return the experiment over `num_steps` inner steps."""
-    task = small_task(num_steps=num_steps, evaluate_every_steps=max(1, num_steps // 8))
+    task = small_task(
+        num_steps=num_steps,
+        evaluate_every_steps=max(1, num_steps // 8),
+        pretrained_steps=PRETRAINED_STEPS,
+    )
     plan = DiLoCoPlan(num_workers=NUM_WORKERS, steps_a_round=STEPS_A_ROUND)
     plans = {
         ALL: plan,
@@ -77,6 +82,6 @@ ENTRY = Entry(
     name="acceptance-10",
     title="30 % dropped contributions cost at most 3 %; growing is like shrinking within 1 %",
     make=make,
-    num_steps=400,
-    minutes_a_seed=1.0,
+    num_steps=200,
+    minutes_a_seed=0.6,
 )

@@ -14,6 +14,7 @@ import dataclasses
 
 import msgspec
 
+from volunteer.lab.training.beginning import PRETRAINED_STEPS
 from volunteer.lab.training.experiment import Arm, Entry, Experiment, Verdict, below
 from volunteer.lab.training.experiments.overlap import control_fails
 from volunteer.lab.training.results import Outcomes
@@ -44,7 +45,11 @@ NAIVE = "async, naive (control)"
 
 def make(num_steps: int) -> Experiment:
     """Return the experiment over `num_steps` inner steps."""
-    task = small_task(num_steps=num_steps, evaluate_every_steps=max(1, num_steps // 8))
+    task = small_task(
+        num_steps=num_steps,
+        evaluate_every_steps=max(1, num_steps // 8),
+        pretrained_steps=PRETRAINED_STEPS,
+    )
     arms = [Arm(name=name, task=task, plan=plan) for name, plan in _plans().items()]
     muloco = DiLoCoPlan(num_workers=NUM_WORKERS, steps_a_round=STEPS_A_ROUND, outer=MULOCO)
     arms.append(Arm(name="MuLoCo (inner Muon)", task=with_muon(task), plan=muloco))
@@ -105,6 +110,6 @@ ENTRY = Entry(
     name="strategies",
     title="every strategy with four workers at equal tokens: a table to choose from",
     make=make,
-    num_steps=400,
-    minutes_a_seed=4.0,
+    num_steps=200,
+    minutes_a_seed=2.0,
 )

@@ -150,7 +150,7 @@ class Asynchronous:
     """Shared weights, and workers that stand on older ones."""
 
     def __init__(self, plan: AsyncPlan, task: LabTask, seed: int) -> None:
-        """Begin on the genesis state."""
+        """Begin on the first state."""
         self._plan = plan
         self._crew = Crew(
             plan.spec(task, seed),
@@ -159,11 +159,11 @@ class Asynchronous:
             sharding=plan.sharding,
             seed=seed,
         )
-        genesis = self._crew.genesis
+        first = self._crew.first
         self._state = DelayedState(
-            weights_P=genesis.weights_P,
-            momentum_P=genesis.momentum_P,
-            buffer_P=torch.zeros_like(genesis.weights_P),
+            weights_P=first.weights_P,
+            momentum_P=first.momentum_P,
+            buffer_P=torch.zeros_like(first.weights_P),
             num_arrivals=0,
         )
         self._steps = (

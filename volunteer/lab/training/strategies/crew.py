@@ -1,10 +1,11 @@
-"""The workers of an arm, all on the genesis state. Runs in: lab."""
+"""The workers of an arm, all on the same weights. Runs in: lab."""
 
 from __future__ import annotations
 
+from volunteer.lab.training.beginning import first_state
 from volunteer.lab.training.shards import Sharding, shards_of
 from volunteer.lab.training.strategy import RoundReport
-from volunteer.lab.training.task import LabTask, genesis_of
+from volunteer.lab.training.task import LabTask
 from volunteer.lab.training.worker import Worker
 from volunteer.run import RunSpec
 from volunteer.training.state import SharedState
@@ -16,7 +17,7 @@ class Crew:
     def __init__(
         self, spec: RunSpec, task: LabTask, *, num_workers: int, sharding: Sharding, seed: int
     ) -> None:
-        """Begin on the genesis state.
+        """Begin on the first state.
 
         Args:
             spec: of the arm.
@@ -30,10 +31,10 @@ class Crew:
         """When the last round ends."""
         self.step = 0
         """Nominal inner steps so far."""
-        self.genesis: SharedState = genesis_of(spec)
+        self.first: SharedState = first_state(task, seed)
         shards = shards_of(task, sharding, num_workers, seed)
         self.workers = [
-            Worker(spec, shard, self.genesis.weights_P, seed=seed, index=index)
+            Worker(spec, shard, self.first.weights_P, seed=seed, index=index)
             for index, shard in enumerate(shards)
         ]
 

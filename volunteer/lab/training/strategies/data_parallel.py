@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from volunteer.lab.training.beginning import first_state
 from volunteer.lab.training.shards import Sharding, shards_of
 from volunteer.lab.training.strategy import RoundReport
-from volunteer.lab.training.task import LabTask, genesis_of
+from volunteer.lab.training.task import LabTask
 from volunteer.lab.training.worker import Worker
 from volunteer.run import CodecSpec, OuterSpec, RunSpec
 
@@ -44,9 +45,9 @@ class DataParallel:
     """One set of weights and moments; the gradient is the mean over K batches."""
 
     def __init__(self, plan: DataParallelPlan, task: LabTask, seed: int) -> None:
-        """Begin on the genesis state."""
+        """Begin on the first state."""
         spec = plan.spec(task, seed)
-        weights_P = genesis_of(spec).weights_P
+        weights_P = first_state(task, seed).weights_P
         shards = shards_of(task, plan.sharding, plan.num_workers, seed)
         self._workers = [
             Worker(spec, shard, weights_P, seed=seed, index=index)

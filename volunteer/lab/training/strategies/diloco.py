@@ -19,11 +19,12 @@ from blake3 import blake3
 from torch import Tensor
 
 from volunteer.lab.training.attacks import Attack, Attacker
+from volunteer.lab.training.beginning import first_state
 from volunteer.lab.training.books import Books
 from volunteer.lab.training.exchange import apply_commit
 from volunteer.lab.training.shards import Sharding, shards_of
 from volunteer.lab.training.strategy import RoundReport
-from volunteer.lab.training.task import LabTask, genesis_of
+from volunteer.lab.training.task import LabTask
 from volunteer.lab.training.worker import Sent, Worker
 from volunteer.run import CodecSpec, OuterSpec, RunSpec
 
@@ -87,7 +88,7 @@ class DiLoCo:
         self._seed = seed
         self._spec = plan.spec(task, seed)
         self._shards = shards_of(task, plan.sharding, plan.num_workers, seed)
-        self._state = genesis_of(self._spec)
+        self._state = first_state(task, seed)
         self._workers: list[Worker] = []
         self._attackers = {
             index: Attacker(kind, seed * 1000 + index) for index, kind in plan.attackers

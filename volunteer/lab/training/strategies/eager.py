@@ -79,7 +79,7 @@ class Eager:
     """A state for each worker, and the contributions that are in flight."""
 
     def __init__(self, plan: EagerPlan, task: LabTask, seed: int) -> None:
-        """Begin on the genesis state."""
+        """Begin on the first state."""
         self._crew = Crew(
             plan.spec(task, seed),
             task,
@@ -88,10 +88,10 @@ class Eager:
             seed=seed,
         )
         self._plan = plan
-        genesis = self._crew.genesis
-        self._states = [genesis for _ in self._crew.workers]
+        first = self._crew.first
+        self._states = [first for _ in self._crew.workers]
         self._stale: Sequence[Tensor] = [
-            torch.zeros_like(genesis.weights_P) for _ in self._crew.workers
+            torch.zeros_like(first.weights_P) for _ in self._crew.workers
         ]
         """D^{t-1} of every worker, decoded."""
         self._round = 0

@@ -115,7 +115,7 @@ class Noloco:
     """Slow weights and a momentum for each replica."""
 
     def __init__(self, plan: NolocoPlan, task: LabTask, seed: int) -> None:
-        """Begin on the genesis state."""
+        """Begin on the first state."""
         self._plan = plan
         self._seed = seed
         self._crew = Crew(
@@ -125,9 +125,9 @@ class Noloco:
             sharding=plan.sharding,
             seed=seed,
         )
-        genesis_P = self._crew.genesis.weights_P
-        self._slow = [genesis_P for _ in self._crew.workers]
-        self._momenta = [torch.zeros_like(genesis_P) for _ in self._crew.workers]
+        first_P = self._crew.first.weights_P
+        self._slow = [first_P for _ in self._crew.workers]
+        self._momenta = [torch.zeros_like(first_P) for _ in self._crew.workers]
         self._round = 0
 
     def weights(self) -> Tensor:

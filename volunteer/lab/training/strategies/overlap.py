@@ -65,7 +65,7 @@ class Overlap:
     """Shared weights, and at most one commit in flight."""
 
     def __init__(self, plan: OverlapPlan, task: LabTask, seed: int) -> None:
-        """Begin on the genesis state."""
+        """Begin on the first state."""
         self._crew = Crew(
             plan.spec(task, seed),
             task,
@@ -74,7 +74,7 @@ class Overlap:
             seed=seed,
         )
         self._plan = plan
-        self._state = self._crew.genesis
+        self._state = self._crew.first
         """Of the newest commit, which may be in flight."""
         self._is_in_flight = False
         self._round = 0
@@ -128,7 +128,7 @@ class Delayed:
     """Shared weights, and the commit that is always in flight."""
 
     def __init__(self, plan: DelayedPlan, task: LabTask, seed: int) -> None:
-        """Begin on the genesis state."""
+        """Begin on the first state."""
         self._crew = Crew(
             plan.spec(task, seed),
             task,
@@ -137,7 +137,7 @@ class Delayed:
             seed=seed,
         )
         self._plan = plan
-        self._next: SharedState = self._crew.genesis
+        self._next: SharedState = self._crew.first
         """With what is in flight applied: everybody will stand on it at the end of the round."""
         self._round = 0
 

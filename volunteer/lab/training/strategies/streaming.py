@@ -134,18 +134,18 @@ class Streaming:
     """Shared fragments, and those that are in flight."""
 
     def __init__(self, plan: StreamingPlan, task: LabTask, seed: int) -> None:
-        """Begin on the genesis state."""
+        """Begin on the first state."""
         spec = plan.spec(task, seed)
         self._plan = plan
         self._crew = Crew(
             spec, task, num_workers=plan.num_workers, sharding=plan.sharding, seed=seed
         )
         self._fragments = cut_fragments(spec.model, plan.num_fragments)
-        genesis = self._crew.genesis
+        first = self._crew.first
         self._states = [
             SharedState(
-                weights_P=take(genesis.weights_P, ranges),
-                momentum_P=take(genesis.momentum_P, ranges),
+                weights_P=take(first.weights_P, ranges),
+                momentum_P=take(first.momentum_P, ranges),
             )
             for ranges in self._fragments
         ]
@@ -155,7 +155,7 @@ class Streaming:
 
     def weights(self) -> Tensor:
         """Return the shared weights, once what is in flight has arrived."""
-        weights_P = torch.empty_like(self._crew.genesis.weights_P)
+        weights_P = torch.empty_like(self._crew.first.weights_P)
         for ranges, state in zip(self._fragments, self._states, strict=True):
             put(weights_P, ranges, state.weights_P)
         return weights_P
