@@ -23,6 +23,11 @@ from volunteer.training.state import SharedState
 
 PRETRAINED_STEPS = 200
 """Enough for the small task: it was past its first plateau after 75 to 150."""
+FIRST_REMARK = (
+    f"Every arm begins on what one worker had learned in {PRETRAINED_STEPS} steps (volunteer/lab/"
+    "training/beginning.py says why); they are not among the tokens."
+)
+"""For the tables of experiments that begin so."""
 _INDEX = 1_000_000
 """Of the worker that trains first: no other has its data stream."""
 

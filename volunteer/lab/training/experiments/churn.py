@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from volunteer.lab.training.beginning import PRETRAINED_STEPS
+from volunteer.lab.training.beginning import FIRST_REMARK, PRETRAINED_STEPS
 from volunteer.lab.training.experiment import (
     Arm,
     Entry,
@@ -55,6 +55,7 @@ def make(num_steps: int) -> Experiment:
         reference=ALL,
         judge=_judge,
         remarks=(
+            FIRST_REMARK,
             "What is dropped is carried: its work goes back into the worker's weights, and out"
             " again with its next contribution.",
             "Growing and shrinking train 5/8 of the tokens of the other two. Whoever comes is new:"

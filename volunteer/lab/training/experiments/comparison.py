@@ -14,7 +14,7 @@ import dataclasses
 
 import msgspec
 
-from volunteer.lab.training.beginning import PRETRAINED_STEPS
+from volunteer.lab.training.beginning import FIRST_REMARK, PRETRAINED_STEPS
 from volunteer.lab.training.experiment import Arm, Entry, Experiment, Verdict, below
 from volunteer.lab.training.experiments.overlap import control_fails
 from volunteer.lab.training.results import Outcomes
@@ -60,6 +60,7 @@ def make(num_steps: int) -> Experiment:
         reference=DDP,
         judge=_judge,
         remarks=(
+            FIRST_REMARK,
             "Not tuned: each has the program's outer optimizer (learning rate 0.7, momentum 0.5),"
             " NoLoCo its authors' numbers, FedAvg 1.0 and 0, MuLoCo 0.7 and 0.6.",
             "NoLoCo and eager updates: measured is the mean of the workers' own shared weights.",

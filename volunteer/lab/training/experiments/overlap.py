@@ -9,7 +9,7 @@ would show nothing. The arms between them say where it begins to cost.
 
 from __future__ import annotations
 
-from volunteer.lab.training.beginning import PRETRAINED_STEPS
+from volunteer.lab.training.beginning import FIRST_REMARK, PRETRAINED_STEPS
 from volunteer.lab.training.experiment import Arm, Entry, Experiment, Verdict, at_most
 from volunteer.lab.training.results import Outcomes
 from volunteer.lab.training.strategies.diloco import DiLoCoPlan
@@ -44,6 +44,7 @@ def make(num_steps: int) -> Experiment:
         reference=_waits(MOMENTA[0]),
         judge=_judge,
         remarks=(
+            FIRST_REMARK,
             "Measured are the shared weights with what is in flight applied, so that after n rounds"
             " the work of n rounds is in them, in every arm.",
             "An overlap keeps what was trained meanwhile (theta <- G + (theta - P)); the control,"
