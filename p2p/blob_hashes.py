@@ -9,7 +9,7 @@ chunk before having the whole. PROTOCOL.md section 4.
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +61,23 @@ def fits_id(blob_id: str, size_bytes: int, hashes: tuple[bytes, ...]) -> bool:
         and all(len(digest) == HASH_BYTES for digest in hashes)
         and blob_id_of(size_bytes, hashes) == blob_id
     )
+
+
+def cut_chunks(parts: Sequence[memoryview]) -> Iterator[bytes | memoryview]:
+    """Cut what lies in pieces, each of bytes, into chunks; only where two meet is one copied."""
+    rest = b""
+    for part in parts:
+        start = min(len(part), (CHUNK_BYTES - len(rest)) % CHUNK_BYTES) if rest else 0
+        rest += part[:start]
+        if len(rest) == CHUNK_BYTES:
+            yield rest
+            rest = b""
+        while len(part) - start >= CHUNK_BYTES:
+            yield part[start : start + CHUNK_BYTES]
+            start += CHUNK_BYTES
+        rest += part[start:]
+    if rest:
+        yield rest
 
 
 def hash_chunks(file: Path) -> tuple[bytes, ...]:

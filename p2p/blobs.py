@@ -135,7 +135,7 @@ class BlobServer:
             await stream.write(_BUSY)
 
     async def _write(
-        self, head: bytes, payload: bytes, priority: Priority, stream: PeerStream
+        self, head: bytes, payload: bytes | bytearray, priority: Priority, stream: PeerStream
     ) -> None:
         """Write an answer piece by piece; a reader that is too slow is given up."""
         left_s = WRITE_DEADLINE_S
@@ -170,7 +170,7 @@ class BlobServer:
             if not of_peer.num_users:
                 del self._peers[peer_id]
 
-    async def _answer_to(self, request: BlobRequest) -> tuple[bytes, bytes]:
+    async def _answer_to(self, request: BlobRequest) -> tuple[bytes, bytes | bytearray]:
         """Return the beginning of the answer, and what follows it."""
         payload = await self._payload_of(request)
         if payload is None:
@@ -179,18 +179,24 @@ class BlobServer:
         self._tally.sent[self._purpose_of(request.blob_id)] += len(payload)
         return bytes([Status.OK]) + LENGTH.pack(len(payload)), payload
 
-    async def _payload_of(self, request: BlobRequest) -> bytes | None:
+    async def _payload_of(self, request: BlobRequest) -> bytes | bytearray | None:
         store = self._store
         assert store is not None, "Invariant: attach() comes after serve()"
         if not self._may_serve(request.blob_id):
             return None
+        if request.op is BlobOp.CHUNK:
+            cached = store.read_cached_chunk(request.blob_id, request.chunk_index)
+            if cached is not None:
+                return cached
         try:
             return await trio.to_thread.run_sync(_read, store, request, limiter=self._disk)
         except (BlobUnavailableError, BlobCorruptError):
             return None
 
 
-def _pieces(head: bytes, payload: bytes, piece_bytes: int) -> Iterator[bytes | memoryview]:
+def _pieces(
+    head: bytes, payload: bytes | bytearray, piece_bytes: int
+) -> Iterator[bytes | memoryview]:
     """Cut `head` and `payload` into pieces; only the first is copied."""
     view = memoryview(payload)
     first = piece_bytes - len(head)

@@ -82,7 +82,9 @@ class FrameSession:
         return self._pop(num_bytes)
 
     async def _next_message(self) -> bytes:
-        message = await self._tcp.read_message()
+        message = self._tcp.take_message()
+        if message is None:
+            message = await self._tcp.read_message()
         plain: bytes = self._decrypting.decrypt_with_ad(None, message)
         return plain
 

@@ -83,3 +83,9 @@ class PartialBlob:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def taken_bytes(status: os.stat_result) -> int:
+    """Tell what a sparse file takes: its blocks (512 bytes each), not its length."""
+    blocks: int | None = getattr(status, "st_blocks", None)
+    return status.st_size if blocks is None else min(status.st_size, blocks * 512)

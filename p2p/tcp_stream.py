@@ -84,13 +84,24 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
         Raises:
             ConnectionClosedError: The stream ended first.
         """
-        await self._need(LENGTH_BYTES)
+        while (message := self.take_message()) is None:
+            await self._need(self._due_bytes())
+        return message
+
+    def take_message(self) -> memoryview | None:
+        """Give the next message as `read_message` does, or None where it is not whole yet."""
+        start, end = self._start + LENGTH_BYTES, self._start + self._due_bytes()
+        if end > self._end:
+            return None
+        self._start = end
+        return memoryview(self._buffer)[start:end]
+
+    def _due_bytes(self) -> int:
+        """Tell how long the next message is with its length, as far as that is here."""
         start = self._start + LENGTH_BYTES
-        length = int.from_bytes(self._buffer[self._start : start], "big")
-        await self._need(LENGTH_BYTES + length)
-        start = self._start + LENGTH_BYTES
-        self._start = start + length
-        return memoryview(self._buffer)[start : self._start]
+        if start > self._end:
+            return LENGTH_BYTES
+        return LENGTH_BYTES + int.from_bytes(self._buffer[self._start : start], "big")
 
     async def _need(self, num_bytes: int) -> None:
         while self._end - self._start < num_bytes:

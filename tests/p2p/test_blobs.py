@@ -22,21 +22,28 @@ MIB = CHUNK_BYTES
 DATA = os.urandom(5 * MIB)
 
 
-class LyingStore(BlobStore):
+class ReadingStore(BlobStore):
+    """Answers with `read_chunk` alone."""
+
+    def read_cached_chunk(self, blob_id: str, index: int) -> bytearray | None:
+        return None
+
+
+class LyingStore(ReadingStore):
     """Has the right manifest and other chunks."""
 
     def read_chunk(self, blob_id: str, index: int) -> bytes:
         return bytes(len(super().read_chunk(blob_id, index)))
 
 
-class LongStore(BlobStore):
+class LongStore(ReadingStore):
     """Has chunks that are longer than they may be."""
 
     def read_chunk(self, blob_id: str, index: int) -> bytes:
         return super().read_chunk(blob_id, index) + b"more"
 
 
-class ShortStore(BlobStore):
+class ShortStore(ReadingStore):
     """Has chunks that are cut."""
 
     def read_chunk(self, blob_id: str, index: int) -> bytes:

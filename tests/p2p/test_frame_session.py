@@ -44,6 +44,10 @@ class Raw:
         self._messages = messages
         self.stream = self
 
+    def take_message(self) -> bytes | None:
+        """Every other message has come together with the one before."""
+        return self._messages.pop(0) if len(self._messages) % 2 else None
+
     async def read_message(self) -> bytes:
         await trio.lowlevel.checkpoint()
         return self._messages.pop(0)
