@@ -1,125 +1,142 @@
-"""Time the codec and the aggregation, side by side, and print medians.
+"""Time every codec at every size: encode, decode, check, aggregate; CSV to the standard output.
 
-python packaging/benchmarks/bench_codec.py [--parameters 1000000 100000000] [--contributions 8]
+python packaging/benchmarks/bench_codec.py [--parameters 1000000 10000000 100000000]
+    [--codecs int4 topk2/64] [--contributions 8] [--turns 5] [--threads 2]
 
-Each size runs in a process of its own, so that its peak memory is its own. Within it the cases take
+A codec at a size has a process of its own, so that its peak memory is its own. In it the cases take
 turns, so that whatever else the machine does falls on all of them alike; `copy` (one fp32 vector)
-is the yardstick. GB/s counts the fp32 vectors that a case reads or makes: P * 4 bytes, times the
-contributions for `judge` and `apply`.
+is the yardstick. Seconds are medians. GB/s counts the fp32 vectors that a case reads or makes:
+4 bytes a parameter, times the contributions for `aggregate`. `peak_mib` is what the process took at
+most above the two vectors that are there before, the parameters and the decoded ones: it holds the
+blob, and for `aggregate` two different blobs.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import resource
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from statistics import median
 
 import torch
+from torch import Tensor
 
-from p2p.blobstore import BlobStore
-from volunteer.messages import ListedWork
-from volunteer.run import CodecSpec, OuterSpec
-from volunteer.training.aggregation import judge, next_state_slices
-from volunteer.training.compression import decode, encode
+from volunteer.messages import Outcome
+from volunteer.run import CodecSpec
+from volunteer.training.aggregation import combine
+from volunteer.training.child_process import keep_freed_memory
+from volunteer.training.compression import decode_into, encode
 from volunteer.training.contribution_blob import (
     BlobKey,
-    read_contribution_blob,
-    write_contribution_blob,
+    contribution_parts,
+    parse_contribution_blob,
 )
-from volunteer.training.state import SharedState, read_state, write_state, write_state_slices
 
-CODEC = CodecSpec()
-
-
-def listed_of(blob_ids: list[str]) -> list[ListedWork]:
-    """Return listings with weights of their own."""
-    return [
-        ListedWork(
-            contribution_id=blob_id,
-            author="peer",
-            round_index=0,
-            blob_id=blob_id,
-            tokens=1000 + index,
-            is_late=False,
-            is_on_probation=False,
-        )
-        for index, blob_id in enumerate(blob_ids)
-    ]
+CODECS = ("int4", "int8", "fp16", "fp32", "topk2/1024", "topk2/256", "topk2/64")
+COLUMNS = (
+    *("codec", "parameters", "threads", "contributions", "turns", "bytes_per_parameter"),
+    *("times_fewer_than_fp32", "case", "seconds", "cpu_seconds", "gb_per_s", "peak_mib"),
+)
+_FILL_ELEMENTS = 2**22
 
 
-def run_size(num_parameters: int, num_contributions: int, num_turns: int, threads: int) -> None:
-    """Time all cases at one size and print a table."""
-    torch.set_num_threads(threads)
-    generator = torch.Generator().manual_seed(0)
-    x_P = torch.randn(num_parameters, generator=generator) * 1e-3
+def codec_of(name: str) -> CodecSpec:
+    """Return the codec; `topk2/K` keeps K of 4096 from the first round on."""
+    codec_id, _, kept = name.partition("/")
+    if not kept:
+        return CodecSpec(id=codec_id)
+    return CodecSpec(id=codec_id, ladder_kept=(int(kept),), ladder_rounds=(0,))
+
+
+def random_vector(num_parameters: int, seed: int) -> Tensor:
+    """Return normal elements of the size that pseudo-gradients have."""
+    x_P = torch.empty(num_parameters)
+    generator = torch.Generator().manual_seed(seed)
+    for start in range(0, num_parameters, _FILL_ELEMENTS):
+        x_P[start : start + _FILL_ELEMENTS].normal_(0.0, 1e-3, generator=generator)
+    return x_P
+
+
+def run_codec(name: str, num_parameters: int, options: argparse.Namespace) -> None:
+    """Time all cases of one codec at one size, and write their rows."""
+    keep_freed_memory()
+    torch.set_num_threads(options.threads)
+    codec, num = codec_of(name), options.contributions
+    x_P, out_P = random_vector(num_parameters, 0), torch.zeros(num_parameters)
     key = BlobKey(
         run_id="0" * 64,
         module_id="dense",
         author="peer",
         round_index=0,
-        codec=CODEC,
+        codec=codec,
         num_elements=num_parameters,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        store = BlobStore(Path(folder))
-        blob_ids = []
-        for index in range(num_contributions):
-            shifted_P = x_P.roll(index)
-            shifted_P += x_P
-            blob = write_contribution_blob(encode(shifted_P, CODEC), key)
-            blob_ids.append(store.add_bytes(blob))
-        del shifted_P, blob
-        listed = listed_of(blob_ids)
-        state = SharedState(weights_P=x_P, momentum_P=x_P)
-        parent_file = store.file_of(write_state(state, store))
-        blob_files = [store.file_of(blob_id) for blob_id in blob_ids]
-        built: list[str] = []
+    base_mib = peak_mib()
+    peaks: dict[str, float] = {}
+    encoded = encode(x_P, codec)
+    peaks["encode"] = peak_mib() - base_mib
+    decode_into(encoded, out_P)
+    peaks["decode"] = peak_mib() - base_mib
+    blobs = [encoded, encode(out_P, codec)] * (num // 2)
+    outcomes = [outcome(1 / len(blobs))] * len(blobs)
 
-        def parse() -> None:
-            read_contribution_blob(blob_files[0], key)
+    def aggregate() -> None:
+        for _slice in combine(blobs, outcomes, num_parameters):
+            pass
 
-        def judge_all() -> None:
-            judge([read_contribution_blob(file, key) for file in blob_files], listed)
+    aggregate()
+    peaks["aggregate"] = peak_mib() - base_mib
+    parts = b"".join(contribution_parts(encoded, key))
+    raw = torch.frombuffer(bytearray(parts), dtype=torch.uint8).numpy()
+    cases: dict[str, Callable[[], object]] = {
+        "copy": x_P.clone,
+        "encode": lambda: encode(x_P, codec),
+        "decode": lambda: decode_into(encoded, out_P),
+        "parse": lambda: parse_contribution_blob(raw, key),
+        "aggregate": aggregate,
+    }
+    spent = time_cases(cases, options.turns)
+    size_bytes = len(parts) - len(key.header)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    for case, (wall_s, cpu_s) in spent.items():
+        vectors = len(blobs) if case == "aggregate" else 1
+        writer.writerow(
+            (
+                *(name, num_parameters, options.threads, len(blobs), options.turns),
+                f"{size_bytes / num_parameters:.5f}",
+                f"{4 * num_parameters / size_bytes:.1f}",
+                *(case, f"{wall_s:.5f}", f"{cpu_s:.5f}"),
+                f"{num_parameters * 4 * vectors / wall_s / 1e9:.2f}",
+                f"{peaks[case]:.0f}" if case in peaks else "",
+            )
+        )
+    sys.stdout.flush()
 
-        def apply() -> None:
-            parent = read_state(parent_file, num_parameters)
-            blobs = [read_contribution_blob(file, key) for file in blob_files]
-            slices = next_state_slices(parent, blobs, judge(blobs, listed), OuterSpec())
-            built.append(write_state_slices(slices, num_parameters, store))
-            store.delete(built[-1])
 
-        encoded = encode(x_P, CODEC)
-        del state
-        base_mib = peak_mib()
-        cases: dict[str, tuple[Callable[[], object], int]] = {
-            "copy": (x_P.clone, 1),
-            "encode": (lambda: encode(x_P, CODEC), 1),
-            "decode": (lambda: decode(encoded), 1),
-            "parse": (parse, 1),
-            "judge": (judge_all, num_contributions),
-            "apply": (apply, num_contributions),
-        }
-        seconds: dict[str, list[float]] = {name: [] for name in cases}
-        cpu_seconds: dict[str, list[float]] = {name: [] for name in cases}
-        for _ in range(num_turns):
-            for name, (case, _vectors) in cases.items():
-                start, cpu_start = time.perf_counter(), time.process_time()
-                case()
-                seconds[name].append(time.perf_counter() - start)
-                cpu_seconds[name].append(time.process_time() - cpu_start)
-        print(f"{num_parameters:,} parameters, {num_contributions} contributions, {threads} thread")
-        for name, (_case, vectors) in cases.items():
-            spent = median(seconds[name])
-            rate = num_parameters * 4 * vectors / spent / 1e9
-            cpu = median(cpu_seconds[name])
-            print(f"  {name:8} {spent:9.4f} s  {cpu:9.4f} s CPU  {rate:7.2f} GB/s")
-        print(f"  peak RSS {peak_mib():.0f} MiB (before the cases {base_mib:.0f} MiB)", flush=True)
+def outcome(weight: float) -> Outcome:
+    """Return what `judge` says of one of several good contributions."""
+    return Outcome(
+        contribution_id="0" * 64, weight=weight, norm=1.0, clip_scale=1.0, refused_reason=""
+    )
+
+
+def time_cases(
+    cases: Mapping[str, Callable[[], object]], num_turns: int
+) -> dict[str, tuple[float, float]]:
+    """Run all cases in turns; return the medians of each one's seconds and CPU seconds."""
+    wall_s: dict[str, list[float]] = {name: [] for name in cases}
+    cpu_s: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(num_turns):
+        for name, case in cases.items():
+            begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+            case()
+            wall_s[name].append(time.perf_counter() - begun_s)
+            cpu_s[name].append(time.process_time() - begun_cpu_s)
+    return {name: (median(wall_s[name]), median(cpu_s[name])) for name in cases}
 
 
 def peak_mib() -> float:
@@ -129,22 +146,26 @@ def peak_mib() -> float:
 
 
 def main() -> None:
-    """Run every size in a process of its own."""
+    """Run every codec at every size in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parameters", type=int, nargs="+", default=[1_000_000, 100_000_000])
-    parser.add_argument("--contributions", type=int, default=8)
+    parser.add_argument("--parameters", type=int, nargs="+", default=[10**6, 10**7, 10**8])
+    parser.add_argument("--codecs", nargs="+", default=list(CODECS))
+    parser.add_argument("--contributions", type=int, default=8, help="an even number")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--here", action="store_true", help="in this process")
+    parser.add_argument("--here", action="store_true", help="in this process, without a heading")
     options = parser.parse_args()
+    if options.here:
+        run_codec(options.codecs[0], options.parameters[0], options)
+        return
+    csv.writer(sys.stdout, lineterminator="\n").writerow(COLUMNS)
+    sys.stdout.flush()
     for num_parameters in options.parameters:
-        if options.here:
-            run_size(num_parameters, options.contributions, options.turns, options.threads)
-            continue
-        arguments = ["--here", "--parameters", str(num_parameters)]
-        for name in ("contributions", "turns", "threads"):
-            arguments += [f"--{name}", str(getattr(options, name))]
-        subprocess.run([sys.executable, __file__, *arguments], check=True)
+        for name in options.codecs:
+            arguments = ["--here", "--parameters", str(num_parameters), "--codecs", name]
+            for key in ("contributions", "turns", "threads"):
+                arguments += [f"--{key}", str(getattr(options, key))]
+            subprocess.run([sys.executable, __file__, *arguments], check=True)
 
 
 if __name__ == "__main__":

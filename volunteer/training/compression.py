@@ -29,8 +29,18 @@ from volunteer.training.compression_float import FLOAT_DTYPES, FloatGradient, en
 from volunteer.training.compression_int4 import Int4Gradient, encode_int4
 from volunteer.training.compression_int8 import Int8Gradient, encode_int8
 from volunteer.training.compression_topk2 import TopK2Gradient, encode_topk2
+from volunteer.training.slice_threads import run_slices
 
-__all__ = ["EncodedGradient", "decode", "encode", "from_tensors", "slices", "tensor_entries"]
+__all__ = [
+    "EncodedGradient",
+    "decode",
+    "decode_into",
+    "encode",
+    "from_tensors",
+    "slices",
+    "subtract_decoded",
+    "tensor_entries",
+]
 
 _DENSE_ENCODERS: dict[str, Callable[[Tensor, CodecSpec], EncodedGradient]] = {
     "int4": encode_int4,
@@ -60,17 +70,28 @@ def decode(encoded: EncodedGradient) -> Tensor:
     """Return the decoded vector, fp32, shape (P,), on the device of what was encoded."""
     device = encoded.tensors[0].device
     decoded_P = torch.empty(encoded.num_elements, dtype=torch.float32, device=device)
-    for start, stop in slices(encoded.num_elements, encoded.block_elements):
-        encoded.decode_slice(start, stop, out_S=decoded_P[start:stop])
+    decode_into(encoded, decoded_P)
     return decoded_P
+
+
+def decode_into(encoded: EncodedGradient, out_P: Tensor) -> None:
+    """Decode into `out_P`, fp32, shape (P,), overwritten."""
+
+    def decode_slice(start: int, stop: int) -> None:
+        encoded.decode_slice(start, stop, out_S=out_P[start:stop])
+
+    run_slices(decode_slice, slices(encoded.num_elements, encoded.block_elements))
 
 
 def subtract_decoded(encoded: EncodedGradient, x_P: Tensor) -> None:
     """Subtract the decoded vector from `x_P` (fp32 or fp64, same device) in place, by slices."""
-    for start, stop in slices(encoded.num_elements, encoded.block_elements):
+
+    def subtract_slice(start: int, stop: int) -> None:
         decoded_S = torch.empty(stop - start, dtype=torch.float32, device=x_P.device)
         encoded.decode_slice(start, stop, out_S=decoded_S)
         x_P[start:stop] -= decoded_S
+
+    run_slices(subtract_slice, slices(encoded.num_elements, encoded.block_elements))
 
 
 def tensor_entries(

@@ -32,6 +32,7 @@ from volunteer.training.compression_base import (
     EncodedGradient,
     slices,
 )
+from volunteer.training.slice_threads import run_slices
 
 FLOAT_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 MAX_MEASURE_CODE = 2**15 - 1
@@ -84,11 +85,13 @@ class FloatGradient(EncodedGradient):
             ContributionRejectedError: a value that is not finite or, in fp32, subnormal or larger
                 than MAX_MAGNITUDE.
         """
-        for start, stop in slices(self.num_elements, self.block_elements):
-            if not _are_valid(self.values[start:stop]):
-                raise ContributionRejectedError(
-                    "the blob has a value that is not finite or out of bounds"
-                )
+        run_slices(self._verify_values, slices(self.num_elements, self.block_elements))
+
+    def _verify_values(self, start: int, stop: int) -> None:
+        if not _are_valid(self.values[start:stop]):
+            raise ContributionRejectedError(
+                "the blob has a value that is not finite or out of bounds"
+            )
 
 
 def _are_valid(values_S: Tensor) -> bool:
@@ -114,15 +117,18 @@ def _measure(x_NB: Tensor) -> tuple[Tensor, Tensor]:
 
 def encode_float(x_P: Tensor, codec: CodecSpec) -> FloatGradient:
     """Round `x_P` to the codec's float (arguments and errors: `compression.encode`)."""
-    values_P = x_P.to(FLOAT_DTYPES[codec.id], copy=True)
-    for start, stop in slices(len(values_P), codec.block_elements):
-        values_S = values_P[start:stop]
+    values_P = torch.empty(len(x_P), dtype=FLOAT_DTYPES[codec.id], device=x_P.device)
+
+    def encode_slice(start: int, stop: int) -> None:
+        values_S = values_P[start:stop].copy_(x_P[start:stop])
         if values_S.dtype == torch.float32 and not _are_valid(values_S):
             values_S.masked_fill_(values_S.abs() < MIN_MAGNITUDE, 0.0)
         if not _are_valid(values_S):
             raise ContributionRejectedError(
                 "the pseudo-gradient has elements that are not finite or beyond the codec's range"
             )
+
+    run_slices(encode_slice, slices(len(values_P), codec.block_elements))
     return FloatGradient(
         values=values_P, num_elements=len(values_P), block_elements=codec.block_elements
     )

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from volunteer.errors import ContributionRejectedError
 from volunteer.run import CodecSpec
-from volunteer.training import compression_base
 from volunteer.training.compression_base import MAX_MAGNITUDE, slices
 from volunteer.training.compression_block import (
     BlockGradient,
@@ -27,6 +26,7 @@ from volunteer.training.compression_block import (
     verify_encoded,
     verify_scales,
 )
+from volunteer.training.slice_threads import run_slices
 
 MAX_CODE = 7
 MAX_SCALE = MAX_MAGNITUDE / MAX_CODE
@@ -55,13 +55,14 @@ class Int4Gradient(BlockGradient):
                 or padding that is not zero.
         """
         verify_scales(self.scales, MAX_SCALE)
-        step = compression_base._SLICE_ELEMENTS
-        for start in range(0, len(self.codes), step):
-            packed = self.codes[start : start + step]
-            if int((packed & 0x0F).amin()) == 0 or int(packed.amin()) < 0x10:
-                raise ContributionRejectedError("the blob has a code outside -7..7")
+        run_slices(self._verify_codes, slices(len(self.codes), self.block_elements))
         if self.num_elements % 2 and int(self.codes[-1]) >> 4 != _NIBBLE_OF_ZERO:
             raise ContributionRejectedError("the blob's padding is not zero")
+
+    def _verify_codes(self, start: int, stop: int) -> None:
+        packed = self.codes[start:stop]
+        if int((packed & 0x0F).amin()) == 0 or int(packed.amin()) < 0x10:
+            raise ContributionRejectedError("the blob has a code outside -7..7")
 
 
 def encode_int4(x_P: Tensor, codec: CodecSpec) -> Int4Gradient:
@@ -69,11 +70,14 @@ def encode_int4(x_P: Tensor, codec: CodecSpec) -> Int4Gradient:
     num_elements, block = x_P.numel(), codec.block_elements
     codes = torch.empty(math.ceil(num_elements / 2), dtype=torch.uint8, device=x_P.device)
     scales = torch.empty(math.ceil(num_elements / block), dtype=torch.float32, device=x_P.device)
-    for start, stop in slices(num_elements, block):
+
+    def encode_slice(start: int, stop: int) -> None:
         scales_N, codes_S = quantise(x_P[start:stop], block, MAX_CODE)
         scales[start // block : start // block + len(scales_N)] = scales_N
         nibbles_S = codes_S.add_(_NIBBLE_OF_ZERO).to(torch.uint8)
         even = torch.nn.functional.pad(nibbles_S, (0, len(nibbles_S) % 2), value=_NIBBLE_OF_ZERO)
         codes[start // 2 : math.ceil(stop / 2)] = even[0::2] | (even[1::2] << 4)
+
+    run_slices(encode_slice, slices(num_elements, block))
     verify_encoded(scales, MAX_SCALE)
     return Int4Gradient(codes=codes, scales=scales, num_elements=num_elements, block_elements=block)

@@ -25,6 +25,7 @@ from volunteer.training.compression_block import (
     verify_encoded,
     verify_scales,
 )
+from volunteer.training.slice_threads import run_slices
 
 MAX_CODE = 127
 MAX_SCALE = float(MAX_MAGNITUDE // MAX_CODE)
@@ -49,9 +50,11 @@ class Int8Gradient(BlockGradient):
                 MIN_SCALE..MAX_SCALE.
         """
         verify_scales(self.scales, MAX_SCALE)
-        for start, stop in slices(self.num_elements, self.block_elements):
-            if int(self.codes[start:stop].amin()) < -MAX_CODE:
-                raise ContributionRejectedError("the blob has a code outside -127..127")
+        run_slices(self._verify_codes, slices(self.num_elements, self.block_elements))
+
+    def _verify_codes(self, start: int, stop: int) -> None:
+        if int(self.codes[start:stop].amin()) < -MAX_CODE:
+            raise ContributionRejectedError("the blob has a code outside -127..127")
 
 
 def encode_int8(x_P: Tensor, codec: CodecSpec) -> Int8Gradient:
@@ -59,9 +62,12 @@ def encode_int8(x_P: Tensor, codec: CodecSpec) -> Int8Gradient:
     num_elements, block = x_P.numel(), codec.block_elements
     codes = torch.empty(num_elements, dtype=torch.int8, device=x_P.device)
     scales = torch.empty(math.ceil(num_elements / block), dtype=torch.float32, device=x_P.device)
-    for start, stop in slices(num_elements, block):
+
+    def encode_slice(start: int, stop: int) -> None:
         scales_N, codes_S = quantise(x_P[start:stop], block, MAX_CODE)
         scales[start // block : start // block + len(scales_N)] = scales_N
         codes[start:stop] = codes_S
+
+    run_slices(encode_slice, slices(num_elements, block))
     verify_encoded(scales, MAX_SCALE)
     return Int8Gradient(codes=codes, scales=scales, num_elements=num_elements, block_elements=block)

@@ -38,7 +38,7 @@ from volunteer.errors import ContributionRejectedError
 from volunteer.run import CodecSpec, index_bits
 from volunteer.training.compression_base import MAX_MAGNITUDE, EncodedGradient, slices
 from volunteer.training.compression_block import MIN_SCALE, verify_scales
-from volunteer.training.slice_threads import map_slices
+from volunteer.training.slice_threads import map_slices, run_slices
 
 Bytes = npt.NDArray[np.uint8]
 Bits = npt.NDArray[np.bool_]
@@ -123,8 +123,7 @@ class TopK2Gradient(EncodedGradient):
         verify_scales(self.scales, MAX_SCALE)
         if int(self.levels.amax()) > MAX_CODE:
             raise ContributionRejectedError("the blob has a level above 127")
-        for _ in map_slices(self._verify_slice, slices(self.num_elements, self.block_elements)):
-            pass
+        run_slices(self._verify_slice, slices(self.num_elements, self.block_elements))
 
     def _verify_slice(self, start: int, stop: int) -> None:
         first, behind = self._blocks(start, stop)

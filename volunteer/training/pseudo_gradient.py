@@ -23,9 +23,9 @@ from torch import Tensor
 from volunteer.run import CodecSpec
 from volunteer.training import compression
 from volunteer.training.compression import EncodedGradient
+from volunteer.training.slice_threads import run_slices
 
 EncodedT = TypeVar("EncodedT")
-_SLICE_ELEMENTS = 2**18  # about 1 MiB of fp32: no second vector is needed
 
 
 class Codec(Protocol[EncodedT]):
@@ -104,12 +104,14 @@ def contribute(
     the sums that fill it.
     """
     corrected_P = torch.empty_like(residual_P)
-    for start in range(0, len(corrected_P), _SLICE_ELEMENTS):
-        piece = slice(start, start + _SLICE_ELEMENTS)
-        corrected_S = torch.mul(
-            residual_P[piece], codec.error_feedback_beta, out=corrected_P[piece]
-        )
+
+    def correct_slice(start: int, stop: int) -> None:
+        piece = slice(start, stop)
+        corrected_S = corrected_P[piece].copy_(residual_P[piece])
+        corrected_S *= codec.error_feedback_beta
         corrected_S += base_P[piece] - theta_P[piece]
+
+    run_slices(correct_slice, compression.slices(len(corrected_P), 1))
     encoded = codec.encode(corrected_P)
     codec.subtract_decoded(encoded, corrected_P)
     return Contributed(encoded=encoded, codec=codec, residual_P=corrected_P)
