@@ -18,6 +18,26 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from volunteer.aggregator_messages import AggregatorCommand as AggregatorCommand
+from volunteer.aggregator_messages import AggregatorEvent as AggregatorEvent
+from volunteer.aggregator_messages import AggregatorFailed as AggregatorFailed
+from volunteer.aggregator_messages import AggregatorStarted as AggregatorStarted
+from volunteer.aggregator_messages import ApplyCommit as ApplyCommit
+from volunteer.aggregator_messages import BlobValidated as BlobValidated
+from volunteer.aggregator_messages import BuildGenesis as BuildGenesis
+from volunteer.aggregator_messages import ContributionsScored as ContributionsScored
+from volunteer.aggregator_messages import EvaluateState as EvaluateState
+from volunteer.aggregator_messages import ListedWork as ListedWork
+from volunteer.aggregator_messages import Outcome as Outcome
+from volunteer.aggregator_messages import Score as Score
+from volunteer.aggregator_messages import ScoreContributions as ScoreContributions
+from volunteer.aggregator_messages import StateBuilt as StateBuilt
+from volunteer.aggregator_messages import StateEvaluated as StateEvaluated
+from volunteer.aggregator_messages import StateVerified as StateVerified
+from volunteer.aggregator_messages import ValidateBlob as ValidateBlob
+from volunteer.aggregator_messages import VerifyState as VerifyState
+from volunteer.message_base import Message
+
 MAX_LINE_BYTES = 1024 * 1024
 CONTROL_VERSION = 1
 MAX_PROMPT_CHARS = 65536
@@ -26,10 +46,6 @@ MAX_TEMPERATURE = 10.0
 DEFAULT_TEMPERATURE = 0.7
 """For readers: at 1, a model that is still learning writes a third fewer real words."""
 MAX_SEED = 2**32 - 1
-
-
-class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """One line."""
 
 
 # ------------------------------------------------------------------------------------ trainer
@@ -45,7 +61,7 @@ class OwnWork(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens whose work it was the first to contain; 0: not known."""
 
 
-class Rebase(_Message, frozen=True, kw_only=True, tag="rebase"):
+class Rebase(Message, frozen=True, kw_only=True, tag="rebase"):
     """Stand on `commit_id`: theta <- G + (theta - P); P <- G, and carry exactly `pending`.
 
     `works` holds every own contribution that `pending`, or what the trainer carries now, may need.
@@ -61,25 +77,25 @@ class Rebase(_Message, frozen=True, kw_only=True, tag="rebase"):
     work twice, so its displacement is discarded, with that reason."""
 
 
-class Contribute(_Message, frozen=True, kw_only=True, tag="contribute"):
+class Contribute(Message, frozen=True, kw_only=True, tag="contribute"):
     """Encode the work since the last contribution (answer: Encoded, or NothingToContribute)."""
 
     base: str
     round_index: int
 
 
-class SaveSnapshot(_Message, frozen=True, kw_only=True, tag="save_snapshot"):
+class SaveSnapshot(Message, frozen=True, kw_only=True, tag="save_snapshot"):
     """Put everything on disk now (answer: SnapshotSaved)."""
 
 
-class StopTrainer(_Message, frozen=True, kw_only=True, tag="stop"):
+class StopTrainer(Message, frozen=True, kw_only=True, tag="stop"):
     """Stop before the next micro-batch, save a snapshot, end (answers: Stopping, SnapshotSaved)."""
 
 
 TrainerCommand = Rebase | Contribute | SaveSnapshot | StopTrainer
 
 
-class TrainerStarted(_Message, frozen=True, kw_only=True, tag="started"):
+class TrainerStarted(Message, frozen=True, kw_only=True, tag="started"):
     """The process is up; nothing is trained before the first Rebase."""
 
     device: str
@@ -92,11 +108,11 @@ class TrainerStarted(_Message, frozen=True, kw_only=True, tag="started"):
     """What the snapshot was last encoded as: announced again if its record was never written."""
 
 
-class Preparing(_Message, frozen=True, kw_only=True, tag="preparing"):
+class Preparing(Message, frozen=True, kw_only=True, tag="preparing"):
     """Tokens are being made of the run's data, before `TrainerStarted`; told every few seconds."""
 
 
-class Rebased(_Message, frozen=True, kw_only=True, tag="rebased"):
+class Rebased(Message, frozen=True, kw_only=True, tag="rebased"):
     """The trainer stands on `commit_id` and carries `carried`."""
 
     commit_id: str
@@ -105,7 +121,7 @@ class Rebased(_Message, frozen=True, kw_only=True, tag="rebased"):
     """Tokens whose work was given up because the snapshot was older than what was sent."""
 
 
-class Stepped(_Message, frozen=True, kw_only=True, tag="stepped"):
+class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
     """Progress, at most about twice a second."""
 
     inner_step: int
@@ -117,7 +133,7 @@ class Stepped(_Message, frozen=True, kw_only=True, tag="stepped"):
     lr: float
 
 
-class Encoded(_Message, frozen=True, kw_only=True, tag="encoded"):
+class Encoded(Message, frozen=True, kw_only=True, tag="encoded"):
     """Blob and snapshot are on disk; the record may be signed."""
 
     base: str
@@ -130,13 +146,13 @@ class Encoded(_Message, frozen=True, kw_only=True, tag="encoded"):
     carries: tuple[str, ...]
 
 
-class NothingToContribute(_Message, frozen=True, kw_only=True, tag="nothing_to_contribute"):
+class NothingToContribute(Message, frozen=True, kw_only=True, tag="nothing_to_contribute"):
     """No inner step was taken since the last contribution."""
 
     base: str
 
 
-class SnapshotSaved(_Message, frozen=True, kw_only=True, tag="snapshot_saved"):
+class SnapshotSaved(Message, frozen=True, kw_only=True, tag="snapshot_saved"):
     """What a kill cannot take any more."""
 
     inner_step: int
@@ -144,14 +160,14 @@ class SnapshotSaved(_Message, frozen=True, kw_only=True, tag="snapshot_saved"):
     tokens_since_contribution: int
 
 
-class Stopping(_Message, frozen=True, kw_only=True, tag="stopping"):
+class Stopping(Message, frozen=True, kw_only=True, tag="stopping"):
     """No further inner step is taken."""
 
     inner_step: int
     tokens_total: int
 
 
-class TrainerFailed(_Message, frozen=True, kw_only=True, tag="failed"):
+class TrainerFailed(Message, frozen=True, kw_only=True, tag="failed"):
     """The trainer cannot go on, and ends."""
 
     error: str
@@ -172,151 +188,10 @@ TrainerEvent = (
     | TrainerFailed
 )
 
-# --------------------------------------------------------------------------------- aggregator
-
-
-class ListedWork(msgspec.Struct, frozen=True, kw_only=True):
-    """One listed contribution, with all that its weight depends on (DESIGN.md section 4)."""
-
-    contribution_id: str
-    author: str
-    round_index: int
-    """Height of the commit that it was made on; the blob says author and round as well."""
-    blob_id: str
-    tokens: int
-    is_late: bool
-    is_on_probation: bool
-    is_excluded: bool = False
-    """Its author is excluded for bad work in earlier rounds (rounds/exclusion.py)."""
-    is_stale: bool = False
-    """It repeats what was listed for an earlier base (rounds/bad_work.py)."""
-
-
-class BuildGenesis(_Message, frozen=True, kw_only=True, tag="build_genesis"):
-    """Make the state of round 0 (answer: StateBuilt, or Failed if the spec's hash differs)."""
-
-    request_id: int
-
-
-class ValidateBlob(_Message, frozen=True, kw_only=True, tag="validate_blob"):
-    """Check a blob against its record: author, round, codec, shape, bounds (BlobValidated)."""
-
-    request_id: int
-    blob_id: str
-    author: str
-    round_index: int
-    codec: str
-    codec_version: int
-    content_hash: str = ""
-    """What the record says of the tensors' bytes; empty: nothing."""
-
-
-class ApplyCommit(_Message, frozen=True, kw_only=True, tag="apply_commit"):
-    """Aggregate `listed` in order, take the outer step from `parent_state` (answer: StateBuilt)."""
-
-    request_id: int
-    round_index: int
-    """Of the parent: 0 for the step from the genesis."""
-    parent_state: str
-    listed: tuple[ListedWork, ...]
-
-
-class EvaluateState(_Message, frozen=True, kw_only=True, tag="evaluate_state"):
-    """Measure the held-out loss of a state (answer: StateEvaluated)."""
-
-    request_id: int
-    state_hash: str
-
-
-class VerifyState(_Message, frozen=True, kw_only=True, tag="verify_state"):
-    """Check that a state's file is what its hash says, and a state of this run (StateVerified)."""
-
-    request_id: int
-    state_hash: str
-
-
-AggregatorCommand = BuildGenesis | ValidateBlob | ApplyCommit | EvaluateState | VerifyState
-
-
-class AggregatorStarted(_Message, frozen=True, kw_only=True, tag="started"):
-    """The process is up."""
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one listed contribution."""
-
-    contribution_id: str
-    weight: float
-    """After the one renormalisation; 0 if refused."""
-    norm: float
-    """Euclidean norm of the decoded pseudo-gradient."""
-    clip_scale: float
-    """1 unless the norm was clipped."""
-    refused_reason: str
-    """Empty, or a sentence."""
-    is_marked: bool = False
-    """Whether the commit has to mark it as bad work (rounds/exclusion.py)."""
-    copies: tuple[str, ...] = ()
-    """Other listed contributions of the very same direction: they share one weight."""
-
-
-class StateBuilt(_Message, frozen=True, kw_only=True, tag="state_built"):
-    """The state is in the blob store under its hash."""
-
-    request_id: int
-    state_hash: str
-    outcomes: tuple[Outcome, ...]
-
-
-class BlobValidated(_Message, frozen=True, kw_only=True, tag="blob_validated"):
-    """The verdict on a blob; `reason` is empty if it is valid."""
-
-    request_id: int
-    blob_id: str
-    reason: str
-
-
-class StateEvaluated(_Message, frozen=True, kw_only=True, tag="state_evaluated"):
-    """Held-out loss, on as many windows as there was time for before something else was asked."""
-
-    request_id: int
-    state_hash: str
-    held_out_loss: float
-    """Nats per byte of text, whatever the tokenizer."""
-    loss_stderr: float
-    """Its standard error over the windows."""
-    num_windows: int
-
-
-class StateVerified(_Message, frozen=True, kw_only=True, tag="state_verified"):
-    """The state is here, whole, of this run's shape and finite."""
-
-    request_id: int
-    state_hash: str
-
-
-class AggregatorFailed(_Message, frozen=True, kw_only=True, tag="failed"):
-    """One request could not be answered; the process goes on."""
-
-    request_id: int
-    error: str
-    message: str
-    hint: str
-
-
-AggregatorEvent = (
-    AggregatorStarted
-    | StateBuilt
-    | BlobValidated
-    | StateEvaluated
-    | StateVerified
-    | AggregatorFailed
-)
-
 # ------------------------------------------------------------------------------------ sampler
 
 
-class Generate(_Message, frozen=True, kw_only=True, tag="generate"):
+class Generate(Message, frozen=True, kw_only=True, tag="generate"):
     """Write text with the shared weights (answer: Generated, or SamplerFailed)."""
 
     prompt: Annotated[str, msgspec.Meta(max_length=MAX_PROMPT_CHARS)] = ""
@@ -327,14 +202,14 @@ class Generate(_Message, frozen=True, kw_only=True, tag="generate"):
     seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] = 0
 
 
-class Generated(_Message, frozen=True, kw_only=True, tag="generated"):
+class Generated(Message, frozen=True, kw_only=True, tag="generated"):
     """What the model wrote, without the prompt; bytes that are not UTF-8 are replaced."""
 
     text: str
     num_tokens: int
 
 
-class SamplerFailed(_Message, frozen=True, kw_only=True, tag="failed"):
+class SamplerFailed(Message, frozen=True, kw_only=True, tag="failed"):
     """Nothing could be written; the process ends."""
 
     message: str

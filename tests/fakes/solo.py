@@ -43,12 +43,15 @@ from volunteer.messages import (
     BlobValidated,
     BuildGenesis,
     Contribute,
+    ContributionsScored,
     Encoded,
     EvaluateState,
     NothingToContribute,
     Outcome,
     Rebase,
     Rebased,
+    Score,
+    ScoreContributions,
     StateBuilt,
     StateEvaluated,
     StateVerified,
@@ -94,6 +97,10 @@ class FakeAggregator:
     """Contribution -> why it gets weight 0."""
     marked: set[str] = field(default_factory=set)
     """Contributions that a commit has to mark as bad work."""
+    harmful: set[str] = field(default_factory=set)
+    """Contributions that raise the loss."""
+    num_scored: int = 4
+    """What there is time to score in one go."""
     is_against: Callable[[str], bool] = lambda contribution_id: False
     """Whether a contribution gets weight 0, if `refused` does not say so."""
     asked: list[AggregatorCommand] = field(default_factory=list)
@@ -138,6 +145,17 @@ class FakeAggregator:
                 )
             case VerifyState(state_hash=state_hash):
                 return StateVerified(request_id=1, state_hash=state_hash)
+            case ScoreContributions(works=works):
+                scores = tuple(
+                    Score(
+                        contribution_id=work.contribution_id,
+                        change=0.1 if work.contribution_id in self.harmful else -0.1,
+                        stderr=0.01,
+                        loss=2.0,
+                    )
+                    for work in works[: self.num_scored]
+                )
+                return ContributionsScored(request_id=1, scores=scores)
 
     def _verdict(self, contribution_id: str) -> str:
         default = "against all others" if self.is_against(contribution_id) else ""

@@ -30,8 +30,9 @@ class Told(Protocol):
     post: Callable[[ev.Event], None]
     on_refused: Callable[[str, str], None]
     """Takes an own contribution that has weight 0, and why."""
-    on_outcomes: Callable[[str, tuple[Outcome, ...]], None]
-    """Takes a commit and what became of all that it lists."""
+
+    def on_outcomes(self, machine: Machine, commit_id: str, outcomes: tuple[Outcome, ...]) -> None:
+        """Take a commit that holds, and what became of all that it lists."""
 
     async def fail_later(self, subject: str, error: Exception) -> None:
         """Have the machine ask again after a while."""
@@ -60,8 +61,8 @@ class CommitStates:
             told.post(ev.StateRefused(action.commit_id, reason))
             return
         await self._note_refusals(built.outcomes, machine)
-        told.on_outcomes(action.commit_id, built.outcomes)
         told.post(ev.StateHeld(action.commit_id))
+        told.on_outcomes(machine, action.commit_id, built.outcomes)
 
     async def compute_proposal(self, action: ev.ComputeProposal, machine: Machine) -> None:
         """Apply a list that may become a commit (answer: ProposalComputed)."""

@@ -23,9 +23,11 @@ from volunteer.agent.aggregator_service import (
 )
 from volunteer.agent.applying import CommitApplier
 from volunteer.agent.bulk_gate import BulkGate
+from volunteer.agent.cached_files import drop_all, settled_blobs
 from volunteer.agent.commit_states import CommitStates
 from volunteer.agent.priority import priority_of
 from volunteer.agent.record_log import RecordLog
+from volunteer.agent.scorer import Scorer
 from volunteer.agent.state_fetch import StateFetch
 from volunteer.messages import (
     BlobValidated,
@@ -80,12 +82,12 @@ class ModuleFiles:
         self.post: Callable[[ev.Event], None]
         self.nursery: trio.Nursery | None = None
         self.on_refused: Callable[[str, str], None] = lambda contribution_id, reason: None
-        self.on_outcomes: Callable[[str, tuple[Outcome, ...]], None] = lambda commit_id, out: None
         self._blob_fetches: dict[str, tuple[int, trio.CancelScope]] = {}
         self._failed_states: set[str] = set()
         self._is_disk_short = False
         self._applier = CommitApplier(store, aggregator, self.state_hash_of)
         self._commits = CommitStates(self._applier, record_log, self)
+        self._scorer = Scorer(me, aggregator)
         num = num_parameters(spec.model)
         # fp32 weights and momentum
         self.gate = BulkGate()
@@ -148,6 +150,7 @@ class ModuleFiles:
         assert self.nursery is not None
         match action:
             case ev.FetchBlob(contribution_id, contribution):
+                self._scorer.note_heard(contribution_id)
                 self.nursery.start_soon(
                     self._fetch_while_needed, contribution_id, contribution, machine
                 )
@@ -237,6 +240,13 @@ class ModuleFiles:
         log.info("subject=%s not done yet: %s", subject[:12], error)
         await trio.sleep(RETRY_AFTER_S)  # noqa: TID251 - asked again at once otherwise
         self.post(ev.RequestFailed(subject))
+
+    def on_outcomes(self, machine: Machine, commit_id: str, outcomes: tuple[Outcome, ...]) -> None:
+        """Score what a commit lists that holds, if that is this member's turn."""
+        assert self.nursery is not None
+        if self._scorer.is_due(machine, commit_id):
+            of, post = self.state_hash_of, self.post
+            self.nursery.start_soon(self._scorer.score, machine, commit_id, outcomes, of, post)
 
     async def own_content_hash(self, blob_id: str) -> str:
         """Return what the record of an own contribution says of its content; empty: it is gone."""

@@ -30,6 +30,10 @@ NUM_SCORERS = 3
 NUM_SCORED = 4
 """Contributions that a scorer measures; each takes an evaluation of its own."""
 MIN_AGREEING = 2
+HARM_SIGMAS = 3.0
+"""Standard errors by which a contribution has to raise the loss to be called harmful."""
+HARM_FRACTION = 2e-4
+"""And this part of the loss: with many windows, less would be noticed than matters."""
 
 
 def draw_scorers(commit_id: str, members: Iterable[str]) -> tuple[str, ...]:
@@ -40,6 +44,11 @@ def draw_scorers(commit_id: str, members: Iterable[str]) -> tuple[str, ...]:
 def draw_scored(commit_id: str, listed: Iterable[str]) -> tuple[str, ...]:
     """Return which of the contributions that a commit lists are measured for it."""
     return _draw(b"scored", commit_id, listed, NUM_SCORED)
+
+
+def is_harmful(change: float, stderr: float, loss: float) -> bool:
+    """Judge one contribution by what it alone does to the loss (training/scoring.py)."""
+    return change > HARM_SIGMAS * stderr and change > HARM_FRACTION * loss
 
 
 def _draw(purpose: bytes, commit_id: str, names: Iterable[str], count: int) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ DIR/spec.toml is the RunSpec; DIR/modules/MODULE/blobs holds contributions' blob
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import os
 import queue
@@ -43,8 +44,11 @@ from volunteer.messages import (
     ApplyCommit,
     BlobValidated,
     BuildGenesis,
+    ContributionsScored,
     EvaluateState,
     ListedWork,
+    Score,
+    ScoreContributions,
     StateBuilt,
     StateEvaluated,
     StateVerified,
@@ -110,6 +114,8 @@ class Aggregator:
         self._store = store
         self._num_parameters = num_parameters(spec.model)
         self._seen = SeenFiles(store)
+        self._built_on: dict[str, str] = {}
+        """The newest state, and what it was built on: settled once the newest has a child."""
         self._norms: dict[str, float] = {}
         """Of contributions that were validated: they are due when a commit lists them."""
 
@@ -129,6 +135,8 @@ class Aggregator:
                 return self._apply_commit(command)
             case EvaluateState():
                 return self._evaluate_state(command)
+            case ScoreContributions():
+                return self._score(command)
             case VerifyState():
                 self._read_state(command.state_hash)
                 return StateVerified(request_id=command.request_id, state_hash=command.state_hash)
@@ -169,10 +177,17 @@ class Aggregator:
             ),
             self._num_parameters,
             self._store,
+            instead_of=self._settled_file(command.parent_state),
         )
+        self._built_on = {state_hash: command.parent_state}
         self._seen.note_made(state_hash)
         self._seen.note_checked(state_hash, SharedState)
         return StateBuilt(request_id=command.request_id, state_hash=state_hash, outcomes=outcomes)
+
+    def _settled_file(self, parent_state: str) -> Path | None:
+        """Return the state that `parent_state` was built on: it is read again only on a switch."""
+        settled = self._built_on.get(parent_state)
+        return self._store.file_of(settled) if settled else None
 
     def _measure(self, blob_id: str, blob: EncodedGradient) -> float:
         """Return the norm of a blob, and remember it: a function of what the id stands for."""
@@ -188,12 +203,11 @@ class Aggregator:
         from volunteer.training.evaluation import evaluate_run
 
         state = self._read_state(command.state_hash)
-        ends_at_s = time.monotonic() + self._spec.evaluation.max_s
         found = evaluate_run(
             self._spec,
             state.weights_P,
             self._run_dir,
-            should_stop=lambda: self._is_awaited() or time.monotonic() >= ends_at_s,
+            should_stop=self._until(self._spec.evaluation.max_s),
         )
         return StateEvaluated(
             request_id=command.request_id,
@@ -202,6 +216,30 @@ class Aggregator:
             loss_stderr=found.stderr,
             num_windows=found.num_windows,
         )
+
+    def _score(self, command: ScoreContributions) -> ContributionsScored:
+        from volunteer.training.scoring import score_run
+
+        parent = self._read_state(command.parent_state)
+        blobs = [self._read_listed(work) for work in command.works]
+        found = score_run(
+            self._spec,
+            parent.weights_P,
+            list(zip(blobs, command.clip_scales, strict=True)),
+            command.commit_id,
+            self._run_dir,
+            should_stop=self._until(self._spec.evaluation.max_s),
+        )
+        scores = tuple(
+            Score(contribution_id=work.contribution_id, **dataclasses.asdict(one))
+            for work, one in zip(command.works, found, strict=False)
+        )
+        return ContributionsScored(request_id=command.request_id, scores=scores)
+
+    def _until(self, max_s: float) -> Callable[[], bool]:
+        """Return what tells whether the time is over, or something else is asked for."""
+        ends_at_s = time.monotonic() + max_s
+        return lambda: self._is_awaited() or time.monotonic() >= ends_at_s
 
     def _verify_codec(self, codec: str, codec_version: int) -> None:
         due = self._spec.codec
