@@ -23,7 +23,6 @@ from volunteer.agent.aggregator_service import (
 )
 from volunteer.agent.applying import CommitApplier
 from volunteer.agent.bulk_gate import BulkGate
-from volunteer.agent.cached_files import drop_all, settled_blobs
 from volunteer.agent.commit_states import CommitStates
 from volunteer.agent.priority import priority_of
 from volunteer.agent.record_log import RecordLog
