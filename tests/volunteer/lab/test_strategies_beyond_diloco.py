@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -336,3 +338,26 @@ def test_without_dynamic_steps_the_fast_contribute_more_often(task: LabTask) -> 
 def test_speeds_are_above_zero() -> None:
     with pytest.raises(ConfigError):
         AsyncPlan(speeds=(1.0, 0.0), steps_a_round=4)
+
+
+# --- What is common to all
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        OverlapPlan(num_workers=2, steps_a_round=H, overlap_steps=0),
+        EagerPlan(num_workers=1, steps_a_round=H),
+        StreamingPlan(num_workers=2, steps_a_round=H, num_fragments=1, alpha=0.0),
+        AsyncPlan(speeds=(1.0, 1.0), steps_a_round=H),
+    ],
+    ids=lambda plan: type(plan).__name__,
+)
+def test_the_momentum_warms_up_as_in_diloco(task: LabTask, plan: Plan) -> None:
+    assert isinstance(plan, OverlapPlan | EagerPlan | StreamingPlan | AsyncPlan)
+    num_workers = 1 if isinstance(plan, EagerPlan) else 2
+    warming = OuterSpec(momentum=0.9, momentum_warmup_rounds=2, warmup_momentum=0.0)
+    expected_P = weights_after(dataclasses.replace(diloco(num_workers), outer=warming), task)
+    weights_P = weights_after(dataclasses.replace(plan, outer=warming), task)
+    torch.testing.assert_close(weights_P, expected_P, rtol=0, atol=1e-5)
+    assert not torch.allclose(weights_P, weights_after(diloco(num_workers), task), atol=1e-4)

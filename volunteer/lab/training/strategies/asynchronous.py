@@ -219,7 +219,8 @@ class Asynchronous:
         return tokens, sent.encoded.blob_bytes
 
     def _applied(self, gradient_P: Tensor) -> DelayedState:
-        outer, num_workers = self._crew.spec.outer, len(self._steps)
+        num_workers = len(self._steps)
+        outer = self._crew.spec.outer.at_round(self._state.num_arrivals // num_workers)
         if self._plan.rule == "delayed_nesterov":
             every = self._plan.every or num_workers
             return delayed_nesterov_step(

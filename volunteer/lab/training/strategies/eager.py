@@ -106,15 +106,14 @@ class Eager:
         num_tokens = self._crew.train(num_steps)
         fresh, total_bytes = self._contribute()
         mean_stale_P = mean_of(list(self._stale))
+        outer = self._crew.spec.outer.at_round(self._round)
         self._round += 1
         for i, worker in enumerate(self._crew.workers):
             gradient_P = eager_gradient(
                 fresh[i], self._stale[i], mean_stale_P, self._plan.num_workers
             )
             state = self._states[i]
-            weights_P, momentum_P = outer_step(
-                state.weights_P, state.momentum_P, gradient_P, self._crew.spec.outer
-            )
+            weights_P, momentum_P = outer_step(state.weights_P, state.momentum_P, gradient_P, outer)
             self._states[i] = SharedState(weights_P=weights_P, momentum_P=momentum_P)
             worker.rebase(weights_P, commit=str(self._round), round_index=self._round)
         self._stale = fresh

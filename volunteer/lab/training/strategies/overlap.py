@@ -163,7 +163,8 @@ def commit_all(crew: Crew, parent: SharedState, round_index: int) -> tuple[Appli
     sent: list[Sent] = [
         worker.contribute(base=str(round_index), round_index=round_index) for worker in crew.workers
     ]
-    applied = apply_commit(parent, sent, [listed_work(one) for one in sent], crew.spec.outer)
+    outer = crew.spec.outer.at_round(round_index)
+    applied = apply_commit(parent, sent, [listed_work(one) for one in sent], outer)
     for worker, one in zip(crew.workers, sent, strict=True):
         worker.forget((one.contribution_id,))
     return applied, sum(one.encoded.blob_bytes for one in sent)

@@ -180,14 +180,19 @@ class Streaming:
         """Let all contribute a fragment, and take its outer step; return the bytes of all."""
         sent = [self._contribute(worker, index) for worker in self._crew.workers]
         listed = [listed_work(one) for one in sent]
-        applied = apply_commit(self._states[index], sent, listed, self._crew.spec.outer)
+        outer = self._crew.spec.outer.at_round(self._round_index)
+        applied = apply_commit(self._states[index], sent, listed, outer)
         self._states[index] = applied.state
         return sum(one.encoded.blob_bytes for one in sent)
+
+    @property
+    def _round_index(self) -> int:
+        return (self._crew.step - 1) // self._plan.steps_a_round
 
     def _contribute(self, worker: Worker, index: int) -> Sent:
         """Encode a worker's work on a fragment since it was last shared."""
         ranges, state, spec = self._fragments[index], worker.state, self._crew.spec
-        round_index = (self._crew.step - 1) // self._plan.steps_a_round
+        round_index = self._round_index
         contributed = pseudo_gradient.contribute(
             take(worker.theta_P, ranges),
             take(state.base_P, ranges),
