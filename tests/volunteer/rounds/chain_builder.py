@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+import msgspec
 from blake3 import blake3
 
 from volunteer.rounds.chain import ChainFacts, ChainRules, rank_of, rank_order
@@ -76,6 +77,8 @@ class ChainBuilder:
         tokens: int = 10,
         carries: Iterable[str] = (),
         is_held: bool = True,
+        content: str = "",
+        harmful: Iterable[str] | None = None,
     ) -> str:
         record = Contribution(
             run_id=RUN_ID,
@@ -90,6 +93,8 @@ class ChainBuilder:
             codec_version=1,
             tokens=tokens,
             carries=tuple(sorted(carries)),
+            content_hash=hash_of(content) if content else msgspec.UNSET,
+            harmful=msgspec.UNSET if harmful is None else tuple(sorted(harmful)),
         )
         contribution_id = self.add(record)
         if is_held:
@@ -116,6 +121,7 @@ class ChainBuilder:
         rank: int | None = None,
         leaving: Iterable[str] = (),
         state: str = "",
+        marked: Iterable[str] = (),
     ) -> Commit:
         """Return a commit that is not added; its proposer is the first in rank order."""
         facts = self.facts(parent)
@@ -131,6 +137,7 @@ class ChainBuilder:
             contributions=tuple(sorted(listed)),
             leaving=tuple(sorted(leaving)),
             state_hash=hash_of(f"state {parent} {sorted(listed)} {state}"),
+            marked=tuple(sorted(marked)) or msgspec.UNSET,
         )
 
     def commit(
@@ -141,19 +148,24 @@ class ChainBuilder:
         proposer: str | None = None,
         leaving: Iterable[str] = (),
         state: str = "",
+        marked: Iterable[str] = (),
     ) -> str:
         """Add a commit and see that it is valid."""
-        draft = self.draft(parent, listed, proposer=proposer, leaving=leaving, state=state)
+        draft = self.draft(
+            parent, listed, proposer=proposer, leaving=leaving, state=state, marked=marked
+        )
         commit_id = self.add(draft)
         assert commit_id in self.known.facts, self.known.invalid.get(commit_id)
         return commit_id
 
-    def round(self, parent: str, authors: str, *, voters: str | None = None) -> str:
-        """Add one commit on `parent` that lists a contribution of each author (one letter each)."""
+    def round(self, parent: str, authors: str, *, voters: str | None = None, bad: str = "") -> str:
+        """Add one commit on `parent` that lists a contribution of each author (one letter each).
+
+        Those of the authors in `bad` are marked.
+        """
         votes = authors if voters is None else voters
-        return self.commit(
-            parent, [self.contribution(author, parent, vote=author in votes) for author in authors]
-        )
+        listed = {a: self.contribution(a, parent, vote=a in votes) for a in authors}
+        return self.commit(parent, listed.values(), marked=[listed[a] for a in bad])
 
     def rounds(self, parent: str, authors: str, count: int) -> list[str]:
         """Add `count` such commits, one on the other."""

@@ -84,6 +84,7 @@ class Desk:
                 codec_version=1,
                 tokens=100,
                 carries=carries,
+                content_hash=hash_of("own content"),
             )
         )
         records = [a.record for a in done if isinstance(a, ev.PublishRecord)]

@@ -34,7 +34,7 @@ def test_a_draw_is_the_sample_of_what_can_be_had(
     votes = {hash_of(str(number)) for number, (_, is_vote) in kinds.items() if is_vote}
     sample = sample_contributions(left, limit, seed="seed", first=first, votes=votes)
     assert sorted(draw.chosen(is_out)) == list(sample)
-    assert sorted(draw.ids()) == sorted(hash_of(str(number)) for number in kinds)
+    assert sorted(draw.ids) == sorted(hash_of(str(number)) for number in kinds)
     assert len(draw) == len(kinds)
 
 
