@@ -95,18 +95,22 @@ def fsync_file(file: Path) -> None:
         os.close(descriptor)
 
 
-def drop_from_cache(file: Path) -> None:
+def drop_from_cache(file: Path, end: int = 0) -> None:
     """Tell the system that `file`, which was synced, will not be read soon.
 
     Its memory is then there for the owner's files, and for the next one of ours. Only a hint, and
     only where the system knows it.
+
+    Args:
+        file: which; nothing happens where it is gone.
+        end: only the bytes before that; 0: all.
     """
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError):
         descriptor = os.open(file, os.O_RDONLY)
         try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, 0, end, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
 

@@ -10,6 +10,7 @@ encrypted, asked for in chunks, verified, on the disk. With --pairs 3, three fet
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -29,6 +30,7 @@ from libp2p.abc import IHost, INetStream
 from p2p.blobstore import BlobStore
 from p2p.identity import load_or_create_identity
 from p2p.swarm import Swarm, SwarmConfig, open_swarm
+from volunteer.training.child_process import keep_freed_memory
 
 KINDS = ("tcp", "libp2p", "blob")
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -252,6 +254,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--where", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.give or options.take:
+        keep_freed_memory()  # as the agent does
+        gc.freeze()
     if options.give:
         trio.run(GIVE[options.give], options.folder, options.mib)
         return 0

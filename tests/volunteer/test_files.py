@@ -123,12 +123,13 @@ def test_dropping_from_the_cache_is_only_a_hint(
     hints: list[tuple[int, int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda _, *hint: hints.append(hint))
     drop_from_cache(file)
-    assert hints == [(0, 0, os.POSIX_FADV_DONTNEED)]
+    drop_from_cache(file, 5)
+    assert hints == [(0, 0, os.POSIX_FADV_DONTNEED), (0, 5, os.POSIX_FADV_DONTNEED)]
     assert file.read_bytes() == NEW
     drop_from_cache(tmp_path / "none")
     monkeypatch.setattr(sys, "platform", "darwin")
     drop_from_cache(file)
-    assert len(hints) == 1
+    assert len(hints) == 2
 
 
 def test_a_file_in_the_way_of_a_folder_is_told(tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ class RoundDriver:
         match action:
             case ev.Encode(base, round_index):
                 self._encoding = base
+                self._files.forget_settled(self.machine)
                 if not self.trainer.send(Contribute(base=base, round_index=round_index)):
                     self._encoding_failed()
             case ev.MoveTo():

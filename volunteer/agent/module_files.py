@@ -23,6 +23,7 @@ from volunteer.agent.aggregator_service import (
 )
 from volunteer.agent.applying import CommitApplier
 from volunteer.agent.bulk_gate import BulkGate
+from volunteer.agent.cached_files import drop_all, settled_blobs
 from volunteer.agent.commit_states import CommitStates
 from volunteer.agent.priority import priority_of
 from volunteer.agent.record_log import RecordLog
@@ -143,6 +144,12 @@ class ModuleFiles:
         """Begin to compute the next commit, once all whom the chain expects are here."""
         if self.nursery is not None:
             self._applier.begin_ahead(machine, self.nursery)
+
+    def forget_settled(self, machine: Machine) -> None:
+        """Give back the memory that holds what the last round was made of."""
+        if self.nursery is not None:
+            settled = settled_blobs(machine)
+            self.nursery.start_soon(trio.to_thread.run_sync, drop_all, self._store, settled)
 
     def start(self, action: ev.Action, machine: Machine) -> None:
         """Begin what `action` says in a task of its own."""

@@ -26,6 +26,7 @@ from torch import Tensor
 from p2p.blobstore import BlobStore, blob_id_of_file
 from p2p.errors import BlobStoreFullError
 from volunteer.errors import CheckpointCorruptError, StorageFullError, StorageReadOnlyError
+from volunteer.files import drop_from_cache
 from volunteer.training.blob_format import (
     MAX_HEADER_BYTES,
     TensorEntry,
@@ -76,13 +77,20 @@ def write_state(state: SharedState, store: BlobStore) -> str:
     return write_state_slices(state_slices(state), len(state.weights_P), store)
 
 
-def write_state_slices(slices: Iterable[StateSlice], num_parameters: int, store: BlobStore) -> str:
+def write_state_slices(
+    slices: Iterable[StateSlice],
+    num_parameters: int,
+    store: BlobStore,
+    *,
+    instead_of: Path | None = None,
+) -> str:
     """Put a state into the store while it is being made (arguments and errors: `write_state`).
 
     Args:
         slices: in any order; together they cover 0..num_parameters once.
         num_parameters: P.
         store: where it goes; the file is made in its folder, synced, and renamed.
+        instead_of: a state that nobody will read soon: what is written takes its place in memory.
 
     Raises:
         StorageFullError: no room; nothing is left behind.
@@ -91,7 +99,7 @@ def write_state_slices(slices: Iterable[StateSlice], num_parameters: int, store:
     file = store.directory / f".tmp-{os.getpid()}-{secrets.token_hex(6)}"
     try:
         with _full_disk_is_typed():
-            _write_file(file, slices, num_parameters)
+            _write_file(file, slices, num_parameters, instead_of)
             return store.adopt_file(file)
     finally:
         file.unlink(missing_ok=True)
@@ -159,13 +167,22 @@ def _verify_finite(piece: StateSlice) -> None:
             raise CheckpointCorruptError(f"the state is not finite at or after {piece.start}")
 
 
-def _write_file(file: Path, slices: Iterable[StateSlice], num_parameters: int) -> None:
+def _write_file(
+    file: Path,
+    slices: Iterable[StateSlice],
+    num_parameters: int,
+    instead_of: Path | None = None,
+) -> None:
     header = _header(num_parameters)
     num_written = 0
     with file.open("xb") as stream:
         stream.write(header)
         for piece in slices:
             _verify_finite(piece)
+            if instead_of is not None:
+                # Each slice has two places, so twice as much goes from the front.
+                end = 2 * (piece.start + len(piece.weights_S)) * _ITEM_BYTES
+                drop_from_cache(instead_of, end)
             momentum_at = len(header) + piece.start * _ITEM_BYTES
             _write_at(stream, momentum_at, piece.momentum_S)
             _write_at(stream, momentum_at + num_parameters * _ITEM_BYTES, piece.weights_S)

@@ -66,6 +66,20 @@ def test_the_order_of_slices_does_not_matter(
     assert write_state_slices(reversed(pieces), P, store) == write_state(make_state(), store)
 
 
+def test_a_state_takes_the_place_of_an_older_one_in_memory(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_file, "_SLICE_ELEMENTS", 16)
+    dropped: list[tuple[Path, int]] = []
+    monkeypatch.setattr(
+        state_file, "drop_from_cache", lambda file, end: dropped.append((file, end))
+    )
+    older = store.directory / "older"
+    state_hash = write_state_slices(state_slices(make_state()), P, store, instead_of=older)
+    assert state_hash == write_state(make_state(), store)
+    assert dropped == [(older, end) for end in (128, 256, 8 * P)]
+
+
 def test_slices_that_are_no_state_are_our_own_mistake(store: BlobStore) -> None:
     with pytest.raises(ValueError, match="37"):
         write_state_slices([StateSlice(0, torch.zeros(3), torch.zeros(3))], P, store)
