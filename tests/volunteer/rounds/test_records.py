@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from volunteer.rounds.records import (
     MAX_ENVELOPE_BYTES,
+    MAX_HARMFUL,
     MAX_LISTED,
     Close,
     Commit,
@@ -73,6 +74,47 @@ RECORDS: dict[str, Record] = {
         contributions=IDS,
         leaving=IDS[:1],
         state_hash=IDS[2],
+    ),
+    "contribution_scoring": Contribution(
+        run_id=RUN,
+        module_id="dense",
+        round_index=41,
+        author="12D3KooWExample",
+        base=BASE,
+        vote=True,
+        blob_id=IDS[0],
+        blob_bytes=4_194_304,
+        codec="int4",
+        codec_version=1,
+        tokens=1_234_567,
+        content_hash=IDS[1],
+        harmful=IDS[1:],
+    ),
+    "contribution_finding_nothing": Contribution(
+        run_id=RUN,
+        module_id="dense",
+        round_index=41,
+        author="p",
+        base=BASE,
+        vote=False,
+        blob_id=IDS[0],
+        blob_bytes=1,
+        codec="int4",
+        codec_version=1,
+        tokens=1,
+        content_hash=IDS[1],
+        harmful=(),
+    ),
+    "commit_marking": Commit(
+        run_id=RUN,
+        module_id="dense",
+        round_index=42,
+        parent=BASE,
+        rank=0,
+        proposer="12D3KooWExample",
+        contributions=IDS,
+        state_hash=IDS[2],
+        marked=IDS[1:2],
     ),
     "close": Close(run_id=RUN, module_id="dense", round_index=41, author="p", base=BASE),
     "leaving": Leaving(run_id=RUN, module_id="dense", round_index=41, author="p", base=BASE),
@@ -141,6 +183,14 @@ def changed(name: str, **fields: object) -> bytes:
         ("commit", {"contributions": list(IDS[::-1])}),
         ("commit", {"contributions": [f"{i:064x}" for i in range(MAX_LISTED + 1)]}),
         ("commit", {"leaving": [IDS[1], IDS[1]]}),
+        ("commit", {"marked": []}),  # else an honest commit had two forms
+        ("commit", {"marked": ["5" * 64]}),
+        ("commit", {"marked": [IDS[1], IDS[0]]}),
+        ("commit", {"marked": None}),
+        ("contribution", {"harmful": [IDS[1], IDS[1]]}),
+        ("contribution", {"harmful": [f"{i:064x}" for i in range(MAX_HARMFUL + 1)]}),
+        ("contribution", {"content_hash": ""}),
+        ("contribution", {"content_hash": None}),
         ("commit", {"round_index": 0}),
         ("commit", {"rank": -1}),
         ("commit", {"kind": "contribution"}),
@@ -156,7 +206,7 @@ def test_what_breaks_a_bound_is_no_record(name: str, fields: dict[str, object]) 
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_field_but_the_lists_is_needed(name: str) -> None:
     raw: dict[str, Any] = msgspec.msgpack.decode(encode_body(RECORDS[name]))
-    for field in raw.keys() - {"carries", "leaving"}:
+    for field in raw.keys() - {"carries", "leaving", "content_hash", "harmful", "marked"}:
         less = {key: value for key, value in raw.items() if key != field}
         with pytest.raises(RecordError):
             parse_body(msgspec.msgpack.encode(less))
@@ -164,7 +214,7 @@ def test_every_field_but_the_lists_is_needed(name: str) -> None:
 
 def test_the_largest_commit_fits_in_an_envelope() -> None:
     ids = [f"{i:064x}" for i in range(MAX_LISTED)]
-    body = changed("commit", contributions=ids, leaving=ids)
+    body = changed("commit", contributions=ids, leaving=ids, marked=ids)
     assert parse_body(parse_envelope(encode_envelope(body, b"s" * 80)).body).round_index == 42
 
 
