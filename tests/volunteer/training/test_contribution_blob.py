@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
+from p2p.blobstore import blob_id_of_bytes
 from tests.volunteer.training.synthetic import gradient
 from volunteer.errors import ContributionRejectedError
 from volunteer.run import KNOWN_CODECS, CodecSpec
@@ -58,6 +59,13 @@ SHAPES = {
         "signs": ((2,), np.uint8),
     },
 }
+GOLDEN_IDS = {
+    "int4": "7f89ba49db1cc60b47d8aa13b65427d45d2224370ea1239beb2f1a31142aaea7",
+    "int8": "433956ff3c609f747d5de8c14dfa88dbbac9281f7a3e76c342175ecc7dc8aae1",
+    "fp16": "c2c4c0195082cd8267f60fb14869708368b08270b4ab702790b932ca04aef851",
+    "fp32": "45a8d90b7ee5df4a22b2f7af1f809de796970944961ce1670a80ca8602adc18e",
+    "topk2": "c25bace84f470692706aaed7d01f727fdb7755b453039069425fbed6ef2e1d22",
+}
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
@@ -70,6 +78,13 @@ def test_a_blob_holds_what_was_encoded(tmp_path: Path, key: BlobKey) -> None:
     assert torch.equal(decode(read_contribution_blob(file, key)), expected_P)
     assert claimed_round_index(file) == 3
     assert file.read_bytes() == blob
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_the_bytes_are_the_golden_ones(key: BlobKey) -> None:
+    """A change of one of them is another version of its codec."""
+    blob = write_contribution_blob(encode(X_P, key.codec, key.round_index), key)
+    assert blob_id_of_bytes(blob) == GOLDEN_IDS[key.codec.id]
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
