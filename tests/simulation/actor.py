@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from types import MethodType
+from types import BuiltinMethodType, MethodType
 from typing import Any
 
 from blake3 import blake3
@@ -251,6 +251,8 @@ def _clone(value: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - any part 
         copied = memo[id(value)] = _clone_container(value, memo)
     elif kind is MethodType:
         copied = MethodType(value.__func__, _clone(value.__self__, memo))
+    elif kind is BuiltinMethodType:
+        copied = getattr(_clone(value.__self__, memo), value.__name__)
     else:
         copied = memo[id(value)] = object.__new__(kind)
         for name in _names_of(kind):

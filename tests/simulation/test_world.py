@@ -78,7 +78,7 @@ def test_a_disk_keeps_records_by_height_and_forgets_them() -> None:
             base="cd" * 32,
         )
         disk.keep(f"id {number}", record)
-    assert list(disk.heights_from(4)) == [5]
+    assert disk.num_from(4) == 2
     disk.forget(["id 1", "never was"])
     assert list(disk.records) == ["id 0", "id 2"]
     assert list(disk.by_height[5]) == ["id 2"]

@@ -23,7 +23,7 @@ from blake3 import blake3
 from volunteer.rounds.chain import ChainFacts
 from volunteer.rounds.fork_choice import choose_child
 from volunteer.rounds.loose_records import LooseRecords, Standing, Ticket
-from volunteer.rounds.records import Commit, Contribution, Leaving, author_of
+from volunteer.rounds.records import Commit, Contribution, Leaving
 from volunteer.rounds.side_branches import MAX_SIDE_COMMITS, SIDE_SLACK, side_commits_to_forget
 
 if TYPE_CHECKING:
@@ -71,11 +71,13 @@ class Bounds:
 
     def problem(self, record_id: str, record: Commit | Contribution | Leaving) -> str:
         """Return why there is no room for a new record, as a sentence; empty if there is."""
-        if author_of(record) == self.known.me:
-            return ""  # what we forget having signed, we might sign differently
         if isinstance(record, Commit):
-            return self._commit_problem(record_id, record)
-        if record_id in self._proofs or self.known.waiting_for.needs(record_id):
+            is_own = record.proposer == self.known.me
+            return "" if is_own else self._commit_problem(record_id, record)
+        if record.author == self.known.me:
+            return ""  # what we forget having signed, we might sign differently
+        waiting_for = self.known.waiting_for
+        if record_id in self._proofs or (waiting_for.commits and waiting_for.needs(record_id)):
             return ""
         ticket = self._ticket(record_id, record)
         problem = self.loose.problem(ticket)
@@ -221,7 +223,8 @@ class Bounds:
     def shed(self) -> None:
         """Forget commits beside the best chain when they are too many, and too many that wait."""
         known = self.known
-        while (last := known.waiting_for.overflow()) is not None:
+        waiting_for = known.waiting_for
+        while waiting_for.commits and (last := waiting_for.overflow()) is not None:
             commit = known.waiting_for.remove(last)
             self.turn_away(last, "too many commits wait")
             self.settle_again((*commit.contributions, *commit.leaving))

@@ -59,6 +59,10 @@ class ChainRules:
     state_bytes: int = 0
     """Of a state's file; 0: not known, and a state counts as cheaper to fetch than any blobs."""
 
+    def __hash__(self) -> int:
+        """Hash what tells runs apart: ranks are looked up by the rules at every event."""
+        return hash(self.genesis_id)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainFacts:

@@ -6,23 +6,21 @@ simulation) verifies signatures before it hands records in, and does what the ac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from volunteer.rounds.records import Commit, Contribution, Record
 
 # ------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class RecordArrived:
+class RecordArrived(msgspec.Struct, frozen=True):
     """A record with a verified signature, from a peer, from disk, or our own."""
 
     record_id: str
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
-class BlobHeld:
+class BlobHeld(msgspec.Struct, frozen=True):
     """A contribution's blob is here, valid, and what the record says.
 
     Of the record, not of the blob: another record may name the same blob wrongly.
@@ -31,8 +29,7 @@ class BlobHeld:
     contribution_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class BlobRefused:
+class BlobRefused(msgspec.Struct, frozen=True):
     """A contribution's blob is here and is not what the record says, for ever.
 
     Another author, round, shape, or values out of bounds.
@@ -42,38 +39,33 @@ class BlobRefused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StateHeld:
+class StateHeld(msgspec.Struct, frozen=True):
     """The shared state after `commit_id` is on disk and its hash is the commit's."""
 
     commit_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class StateRefused:
+class StateRefused(msgspec.Struct, frozen=True):
     """Applying `commit_id` gave another hash than it states: nobody may stand on it."""
 
     commit_id: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StateDropped:
+class StateDropped(msgspec.Struct, frozen=True):
     """The state file of `commit_id` is no longer on disk; the commit stays verified."""
 
     commit_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class StatePartHeld:
+class StatePartHeld(msgspec.Struct, frozen=True):
     """So much of the state file of `commit_id` is on disk: what a fetch that ended has left."""
 
     commit_id: str
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
+class RequestFailed(msgspec.Struct, frozen=True):
     """An action could not be done (trainer or aggregator ended, nobody has the file): ask again.
 
     `subject` is the id that the action named: a base, commit, parent or contribution.
@@ -82,15 +74,13 @@ class RequestFailed:
     subject: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkDropped:
+class WorkDropped(msgspec.Struct, frozen=True):
     """Read back at a restart: own work that was given up before."""
 
     contribution_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ContributionEncoded:
+class ContributionEncoded(msgspec.Struct, frozen=True):
     """The trainer has encoded its work on `base`; blob and snapshot are on disk."""
 
     base: str
@@ -105,8 +95,7 @@ class ContributionEncoded:
     """Of the blob's tensors; empty: not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProposalComputed:
+class ProposalComputed(msgspec.Struct, frozen=True):
     """The aggregator has applied `contributions` to the state of `parent`."""
 
     parent: str
@@ -116,8 +105,7 @@ class ProposalComputed:
     """Those of them that the aggregation finds bad, sorted."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictReached:
+class VerdictReached(msgspec.Struct, frozen=True):
     """As a scorer of `commit_id`, this member finds these of its contributions harmful.
 
     It goes out with the member's own contribution on that commit (scoring.py).
@@ -128,27 +116,23 @@ class VerdictReached:
     """Sorted."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkReported:
+class WorkReported(msgspec.Struct, frozen=True):
     """The trainer's progress: tokens since its last contribution."""
 
     tokens_since_contribution: int
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerReady:
+class TrainerReady(msgspec.Struct, frozen=True):
     """A trainer has started, and what its snapshot had encoded is in the books: place it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContributingChanged:
+class ContributingChanged(msgspec.Struct, frozen=True):
     """The owner or the idle policy started or stopped the trainer."""
 
     is_contributing: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Ticked:
+class Ticked(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
@@ -174,38 +158,33 @@ Event = (
 # ------------------------------------------------------------------------------------ actions
 
 
-@dataclass(frozen=True, slots=True)
-class Encode:
+class Encode(msgspec.Struct, frozen=True):
     """Have the trainer encode its work on `base` (answer: ContributionEncoded, or nothing)."""
 
     base: str
     round_index: int
 
 
-@dataclass(frozen=True, slots=True)
-class PublishRecord:
+class PublishRecord(msgspec.Struct, frozen=True):
     """Sign `record`, put it on disk (fsync), hand it back as RecordArrived, then send it."""
 
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
-class FetchBlob:
+class FetchBlob(msgspec.Struct, frozen=True):
     """Fetch and validate a contribution's blob (answer: BlobHeld or BlobRefused)."""
 
     contribution_id: str
     contribution: Contribution
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRecord:
+class FetchRecord(msgspec.Struct, frozen=True):
     """A commit lists a record that is not here: ask any peer for it."""
 
     record_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeState:
+class ComputeState(msgspec.Struct, frozen=True):
     """Apply `commit` to its parent's state (answer: StateHeld or StateRefused).
 
     The parent's state is held. `listed` are the contributions in list order.
@@ -216,24 +195,21 @@ class ComputeState:
     listed: tuple[Listed, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeProposal:
+class ComputeProposal(msgspec.Struct, frozen=True):
     """Apply `listed` to the state of `parent` (answer: ProposalComputed)."""
 
     parent: str
     listed: tuple[Listed, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchState:
+class FetchState(msgspec.Struct, frozen=True):
     """Fetch the state file of `commit_id` as chunks from several peers (answer: StateHeld)."""
 
     commit_id: str
     state_hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class MoveTo:
+class MoveTo(msgspec.Struct, frozen=True):
     """The tip is now `commit_id`: rebase the trainer onto its state.
 
     `pending` are the own contributions whose new part must be in the local weights, now.
@@ -245,16 +221,14 @@ class MoveTo:
     pending: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DropWork:
+class DropWork(msgspec.Struct, frozen=True):
     """Own work is given up for good; keep the reason (ROUNDS.md rule 29)."""
 
     contribution_ids: tuple[str, ...]
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finalise:
+class Finalise(msgspec.Struct, frozen=True):
     """`commit_id` and all below it are final: credit is due, old files may go."""
 
     commit_id: str
@@ -263,8 +237,7 @@ class Finalise:
     """Own contributions that this makes final."""
 
 
-@dataclass(frozen=True, slots=True)
-class BanPeer:
+class BanPeer(msgspec.Struct, frozen=True):
     """Proof of double signing: keep both records, cut the peer off."""
 
     peer: str
@@ -273,8 +246,7 @@ class BanPeer:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RaiseAlarm:
+class RaiseAlarm(msgspec.Struct, frozen=True):
     """A final commit would have to be left without a reset: stop and tell (rule 18)."""
 
     final_commit: str
@@ -297,17 +269,16 @@ Action = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(msgspec.Struct, frozen=True):
     """One contribution as a commit lists it, with what the chain says about its author."""
 
     contribution_id: str
     contribution: Contribution
-    is_late: bool = field(default=False)
+    is_late: bool = False
     """Made on the parent's parent: half weight (rule 5)."""
-    is_on_probation: bool = field(default=False)
+    is_on_probation: bool = False
     """Its author has been listed in fewer than 5 commits (DESIGN.md section 4)."""
-    is_excluded: bool = field(default=False)
+    is_excluded: bool = False
     """Its author is excluded for bad work: weight 0 (exclusion.py)."""
-    is_stale: bool = field(default=False)
+    is_stale: bool = False
     """It repeats what was listed for an earlier base: weight 0, and a mark (bad_work.py)."""

@@ -31,10 +31,12 @@ class Fetching:
     banned: Set[str]
     state_parts: dict[str, int] = field(default_factory=dict)
     """Commit -> bytes of its state's file that an earlier fetch has left on the disk."""
+    has_set_aside: bool = False
+    """Whether `what_is_missing` has just given a commit up for a while."""
     _looked_at: dict[str, frozenset[str]] = field(default_factory=dict)
     """Of the tip and its parent: the contributions there, when they were looked at last."""
-    _looked_when: tuple[str, int, int] = ("", 0, 0)
-    """The tip then, and what `changes_on` said of the two."""
+    _looked_when: tuple[str, int, int, int] = ("", 0, 0, 0)
+    """The tip then, what `changes_on` said of the two, and how many were banned."""
     _draw: Draw | None = None
     """Which of them a commit on the tip would list, where they are too many."""
     _authors: set[tuple[str, str]] = field(default_factory=set)
@@ -55,24 +57,26 @@ class Fetching:
             now_s: own clock.
             is_contributing: a paused member keeps what comes, and fetches no state.
         """
-        actions: list[ev.Action] = [
-            ev.FetchRecord(record_id)
-            for record_id in self.known.missing_records()
-            if self.requests.ask(record_id, now_s, RECORD_AGAIN_S)
-        ]
+        self.has_set_aside = False
+        actions: list[ev.Action] = []
+        if self.known.waiting_for.commits:
+            actions += [
+                ev.FetchRecord(record_id)
+                for record_id in self.known.missing_records()
+                if self.requests.ask(record_id, now_s, RECORD_AGAIN_S)
+            ]
         self._look_at_tip(tip)
         if not self._is_left_behind():
             actions += self._blobs(self._to_fetch_ahead(now_s), now_s)
-        usable = self.known.facts[self.known.usable_choice.best(start)]
-        if not is_contributing and usable.height >= tip.height + self.known.rules.journal_rounds:
-            return actions  # enough to go on with; after a longer pause a state is fetched
+        if not is_contributing:
+            usable = self.known.facts[self.known.usable_choice.best(start)]
+            if usable.height >= tip.height + self.known.rules.journal_rounds:
+                return actions  # enough to go on with; after a longer pause a state is fetched
         return actions + self._headers(start, now_s, is_contributing=is_contributing)
 
     def take_file(self, event: ev.Event) -> None:
         """Take in what has become of a blob or a state."""
         match event:
-            case ev.BlobHeld(contribution_id):
-                self.known.hold(contribution_id)
             case ev.BlobRefused(contribution_id, reason):
                 self.known.refuse_contribution(contribution_id, reason)
             case ev.StateHeld(commit_id):
@@ -83,24 +87,9 @@ class Fetching:
                 self.known.refuse(commit_id, reason)
             case ev.StateDropped(commit_id):
                 self.known.states.discard(commit_id)
-            case ev.StatePartHeld(commit_id, num_bytes):
-                self.state_parts[commit_id] = num_bytes
             case _:
-                assert isinstance(event, ev.Ticked)
-
-    def is_at_rest(self, tip: ChainFacts, start: str) -> bool:
-        """Return whether `what_is_missing` returns nothing however long it takes.
-
-        As long as nothing comes, and where it has just been asked.
-        """
-        known, requests = self.known, self.requests
-        return (
-            known.usable_choice.best(start) == tip.commit_id
-            and known.header_choice.best(start) == tip.commit_id
-            and tip.commit_id in known.states
-            and not (known.early or known.withheld or known.waiting_for.commits)
-            and not (self._ahead or requests.has_often_failed)
-        )
+                assert isinstance(event, ev.StatePartHeld), event
+                self.state_parts[event.commit_id] = event.num_bytes
 
     def _is_left_behind(self) -> bool:
         """Tell whether a state is on its way: what is here has nothing to propose or compute."""
@@ -110,9 +99,12 @@ class Fetching:
         """Find what was made on the tip and its parent; most events change nothing there."""
         known = self.known
         changes = known.changes_on
-        now = (tip.commit_id, changes.get(tip.commit_id, 0), changes.get(tip.parent_id, 0))
+        tip_id, num_banned = tip.commit_id, len(self.banned)
+        now = (tip_id, changes.get(tip_id, 0), changes.get(tip.parent_id, 0), num_banned)
         if now == self._looked_when:
             return
+        if num_banned != self._looked_when[3]:
+            self._draw = None  # the others are drawn anew
         before, self._looked_at, self._looked_when = self._looked_at, {}, now
         for base in (tip.commit_id, tip.parent_id):
             here, was_here = known.based_on.get(base, _NOTHING), before.get(base, _NOTHING)
@@ -128,16 +120,19 @@ class Fetching:
         if self._draw is None or self._draw.seed != tip.commit_id:
             self._authors = listed_authors(tip, known.contributions)
             self._draw, looked_at = Draw(tip.commit_id, self.known.rules.max_contributions), {}
-        members = tip.rosters[0] | tip.rosters[1]
+        members, shunned = tip.rosters[0] | tip.rosters[1], self._shunned(tip)
         for base, ids in self._looked_at.items():
             if ids is looked_at.get(base):
                 continue
             for contribution_id in ids - looked_at.get(base, frozenset()):
                 record = known.contributions[contribution_id]
-                if (record.author, base) not in self._authors:
+                if (record.author, base) not in self._authors and record.author not in shunned:
                     is_vote = record.vote and base == tip.commit_id
                     is_first = record.author in members
                     self._draw.add(contribution_id, is_first=is_first, is_vote=is_vote)
+
+    def _shunned(self, tip: ChainFacts) -> Set[str]:
+        return self.banned | excluded_at(tip)
 
     def _to_fetch_ahead(self, now_s: float) -> list[str]:
         """Return the contributions that a commit on the tip may list, and whose blobs lack."""
@@ -146,7 +141,6 @@ class Fetching:
         when = (
             *self._looked_when,
             requests.num_failed,
-            len(self.banned),
             len(known.bad),
             withheld,
         )
@@ -162,20 +156,18 @@ class Fetching:
 
     def _find_ahead(self, withheld: frozenset[str]) -> list[str]:
         contributions, bad = self.known.contributions, self.known.bad
-        shunned = self.banned | excluded_at(self.known.facts[self._looked_when[0]])
         if self._draw is None:
+            shunned = self._shunned(self.known.facts[self._looked_when[0]])
             found = (i for base in self._looked_at for i in sorted(self._looked_at[base]))
             return [i for i in found if contributions[i].author not in shunned]
         # Another one takes the place of what cannot be had: else who keeps blobs back would fill
         # the draw.
-        out = {
-            i
-            for i in self._draw.ids()
-            if i not in contributions
-            or i in bad
-            or i in withheld
-            or contributions[i].author in shunned
-        }
+        ids = self._draw.ids
+        out = ids - contributions.keys()
+        if bad:
+            out |= ids & bad.keys()
+        if withheld:
+            out |= ids & withheld
         return self._draw.chosen(out)
 
     def _headers(self, start: str, now_s: float, *, is_contributing: bool) -> list[ev.Action]:
@@ -184,9 +176,10 @@ class Fetching:
         Who signs a commit and keeps a blob of it back must not keep everyone from all branches.
         """
         actions: list[ev.Action] = []
-        self.known.pursue_again(now_s)
-        for commit_id in self.known.withheld:
-            actions += self._blobs(self.known.commits[commit_id].contributions, now_s)
+        if self.known.withheld:
+            self.known.pursue_again(now_s)
+            for commit_id in self.known.withheld:
+                actions += self._blobs(self.known.commits[commit_id].contributions, now_s)
         for _ in range(MAX_BRANCHES):
             best = self.known.header_choice.best(start)
             if best in self.known.usable:
@@ -198,7 +191,7 @@ class Fetching:
                 actions += self.state(Needs(state_of=needs.state_of), now_s)
             if not self._is_withheld(needs, now_s):
                 break
-            self.known.withhold(needs.lowest, now_s + self.timing.round_s)
+            self._set_aside(needs.lowest, now_s)
         return actions
 
     def _side_blobs(self, start: str, best: str, now_s: float) -> list[ev.Action]:
@@ -214,8 +207,14 @@ class Fetching:
             listed = self.known.commits[commit_id].contributions
             actions += self._blobs(listed, now_s)
             if any(self.requests.seems_withheld(i, now_s) for i in listed):
-                self.known.withhold(commit_id, now_s + self.timing.round_s)
+                self._set_aside(commit_id, now_s)
         return actions
+
+    def _set_aside(self, commit_id: str, now_s: float) -> None:
+        until_s = now_s + self.timing.round_s
+        self.known.withhold(commit_id, until_s)
+        self.requests.note_due(until_s)
+        self.has_set_aside = True
 
     def _stock(self) -> Stock:
         parts = self.state_parts
@@ -235,9 +234,9 @@ class Fetching:
 
     def _blobs(self, contribution_ids: Iterable[str], now_s: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
-        held, bad = self.known.held, self.known.bad
+        held, bad, asked = self.known.held, self.known.bad, self.requests.asked_at_s
         for contribution_id in contribution_ids:
-            if contribution_id in held or contribution_id in bad:
+            if contribution_id in held or contribution_id in bad or contribution_id in asked:
                 continue
             if self.requests.ask(contribution_id, now_s):
                 contribution = self.known.contributions[contribution_id]

@@ -37,7 +37,10 @@ def choose_tip(tree: Tree, start: str) -> str:
 
 def choose_child(tree: Tree, node: str) -> str | None:
     """Return the child of `node` to go on with; None at a leaf."""
-    choices = [c for c in tree.children.get(node, ()) if tree.may_stand_on(c)]
+    children = tree.children.get(node)
+    if not children:
+        return None
+    choices = [c for c in children if tree.may_stand_on(c)]
     if len(choices) <= 1:
         return choices[0] if choices else None
     if not tree.facts[node].rosters[1]:
@@ -48,14 +51,18 @@ def choose_child(tree: Tree, node: str) -> str | None:
 def _branch_key(tree: Tree, node: str, child: str) -> tuple[int, int, int, str]:
     """Height certified without a reset since `node`, supporters in its rosters, rank, hash."""
     facts = tree.facts[node]
-    members = facts.rosters[0] | facts.rosters[1]
-    certified = 0
+    resets, certified = facts.resets, facts.height
     support: set[str] = set()
+    facts_of, supporters_of = tree.facts, tree.supporters
     for commit_id in subtree(tree, child):
-        below = tree.facts[commit_id]
-        if below.resets == facts.resets and below.certified_height > facts.height:
-            certified = max(certified, below.certified_height)
-        support.update(members.intersection(tree.supporters.get(commit_id, ())))
+        below = facts_of[commit_id]
+        if below.certified_height > certified and below.resets == resets:
+            certified = below.certified_height
+        here = supporters_of.get(commit_id)
+        if here:
+            support |= here
+    support &= facts.rosters[0] | facts.rosters[1]
+    certified = certified if certified > facts.height else 0
     return (-certified, -len(support), tree.facts[child].rank, child)
 
 
@@ -81,11 +88,13 @@ def _founding_key(tree: Tree, node: str, child: str) -> tuple[int, int, int, int
 
 def subtree(tree: Tree, root: str) -> Iterator[str]:
     """Yield `root` and all below it that may be stood on."""
-    stack = [root]
+    stack, children_of, may_stand_on = [root], tree.children, tree.may_stand_on
     while stack:
         node = stack.pop()
         yield node
-        stack.extend(c for c in tree.children.get(node, ()) if tree.may_stand_on(c))
+        children = children_of.get(node)
+        if children:
+            stack += [c for c in children if may_stand_on(c)]
 
 
 def is_ancestor(facts: Mapping[str, ChainFacts], ancestor: str, commit: str) -> bool:

@@ -92,7 +92,7 @@ class Knowledge:
         genesis = self.rules.genesis_id
         self.facts[genesis] = genesis_facts(self.rules)
         self.usable.add(genesis)
-        self.usable_choice = TipChoice(self._tree(self._may_stand_on), genesis)
+        self.usable_choice = TipChoice(self._tree(self.usable.__contains__), genesis)
         self.header_choice = TipChoice(self._tree(self._may_be_had), genesis)
         self.bounds = Bounds(self)
 
@@ -100,7 +100,8 @@ class Knowledge:
 
     def add(self, record_id: str, record: Record) -> bool:
         """Keep `record`; return whether it was new and belongs to this module."""
-        if (record.run_id, record.module_id) != (self.rules.run_id, self.rules.module_id):
+        rules = self.rules
+        if record.run_id != rules.run_id or record.module_id != rules.module_id:
             return False
         if isinstance(record, Close):
             return self._add_close(record)
@@ -114,7 +115,8 @@ class Knowledge:
             self._add_commit(record_id, record)
         else:
             self._add_other(record_id, record)
-            self._judge_all(self.waiting_for.arrived(record_id))
+            if self.waiting_for.commits:
+                self._judge_all(self.waiting_for.arrived(record_id))
         self.bounds.shed()
         return self.has_record(record_id)
 
@@ -165,9 +167,12 @@ class Knowledge:
         if commit.proposer == self.me:
             self.bounds.pin(commit_id)
         lacks = self.lacks_of(commit)
-        self._put_aside(commit_id, commit, lacks)
-        if commit.parent in self.invalid or not lacks:
-            self._judge_all([commit_id])
+        if lacks and commit.parent not in self.invalid:
+            self._put_aside(commit_id, commit, lacks)
+            return
+        for record_id in (*commit.contributions, *commit.leaving):
+            self.bounds.loose.leave(record_id)  # it is kept for this commit from now on
+        self._judge_all(self._judge(commit_id, commit))
 
     def _put_aside(self, commit_id: str, commit: Commit, lacks: list[str]) -> None:
         has_turn = self.bounds.has_turn(commit)
@@ -185,9 +190,7 @@ class Knowledge:
             if lacks and commit.parent not in self.invalid:
                 self._put_aside(commit_id, commit, lacks)  # it lists as contribution what is none
                 continue
-            children = self.waiting_for.children_of(commit_id)
-            self._judge(commit_id, commit)
-            stack += children if commit_id in self.invalid else self.waiting_for.arrived(commit_id)
+            stack += self._judge(commit_id, commit)
 
     def lacks_of(self, commit: Commit) -> list[str]:
         """Return what has to be here before a commit can be judged."""
@@ -195,7 +198,9 @@ class Knowledge:
         missing += [i for i in commit.leaving if i not in self.leavings]
         return missing + [commit.parent] * (commit.parent not in self.facts)
 
-    def _judge(self, commit_id: str, commit: Commit) -> None:
+    def _judge(self, commit_id: str, commit: Commit) -> list[str]:
+        """Make a commit valid or invalid; return those that waited for nothing but that."""
+        children = self.waiting_for.children_of(commit_id)
         problem = "its parent is invalid"
         if commit.parent not in self.invalid:
             parent = self.facts[commit.parent]
@@ -203,7 +208,11 @@ class Knowledge:
         if problem:
             self.invalid[commit_id] = problem
             self.bounds.note_invalid(commit_id, commit)
-            return
+            return children
+        self._take_in_valid(commit_id, commit)
+        return self.waiting_for.arrived(commit_id)
+
+    def _take_in_valid(self, commit_id: str, commit: Commit) -> None:
         self.commits[commit_id] = commit
         self.highest_height = max(self.highest_height, commit.round_index)
         self.facts[commit_id] = next_facts(
@@ -245,7 +254,9 @@ class Knowledge:
         """A contribution's blob is here, and is what the record says."""
         if contribution_id in self.contributions and contribution_id not in self.held:
             self.held.add(contribution_id)
-            self._use_what_is_complete(sorted(self.listed_by.get(contribution_id, ())))
+            listing = self.listed_by.get(contribution_id)
+            if listing:
+                self._use_what_is_complete(sorted(listing))
 
     def refuse_contribution(self, contribution_id: str, reason: str) -> None:
         """A blob is not what its record says: no commit that lists that record is valid."""
@@ -339,11 +350,16 @@ class Knowledge:
         """All valid commits that are not refused, whether or not their blobs are here."""
         return self._tree(lambda commit_id: commit_id not in self.refused)
 
-    def _may_stand_on(self, commit_id: str) -> bool:
-        return commit_id in self.usable
-
     def _may_be_had(self, commit_id: str) -> bool:
-        return not any(commit_id in these for these in (self.refused, self.withheld, self.early))
+        return (
+            commit_id not in self.early
+            and commit_id not in self.refused
+            and commit_id not in self.withheld
+        )
+
+    def leads_to(self, commit_id: str | None) -> bool:
+        """Return whether both choices were this commit, and nothing has been noted since."""
+        return self.usable_choice.leads_to(commit_id) and self.header_choice.leads_to(commit_id)
 
     def _tree(self, may_stand_on: Callable[[str], bool]) -> Tree:
         return Tree(

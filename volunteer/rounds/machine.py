@@ -70,8 +70,7 @@ class Machine:
     _drafts: Drafts = field(init=False)
     _silence: Silence = field(init=False)
     _is_awake: bool = False
-    _was_tick: bool = False
-    """Whether the last event was a tick that led to nothing."""
+    _is_settled: bool = False  # whether the last look at everything led to nothing
     _is_paused: bool = False
     """Told to stop, not only not yet told to start."""
     _has_left: bool = True
@@ -133,54 +132,62 @@ class Machine:
     def handle_all(self, events: Sequence[ev.Event], now_s: float) -> list[ev.Action]:
         """Take in what has come at about the same time, in order, and then act once."""
         self._actions = []
-        is_tick = all(isinstance(event, ev.Ticked) for event in events)
-        if is_tick and self._is_quiet(now_s):
-            return []
+        must_look = not self._is_settled
         for event in events:
-            self._take_in(event, now_s)
+            if isinstance(event, ev.RecordArrived):  # by far the most
+                self._take_record(event.record_id, event.record, now_s)
+                must_look = True
+            elif self._take_in(event, now_s):
+                must_look = True
             if not self._is_awake and isinstance(event, (ev.Ticked, ev.ContributingChanged)):
-                self._is_awake = True
-                self.known.bounds.is_loading = False
-                self.ballot = Ballot.of(self.known.facts, self.rules.genesis_id, self.own.values())
+                self._wake()
         if self._is_awake:
-            if self.known.early:
-                ends_at_s = self.applied_at_s + self.timing.round_s
-                closed_at_s = ends_at_s if self.closed_at_s is None else self.closed_at_s
-                self._outsiders.let_in(self.tip, closed_at_s, now_s)
-            self._seek_tip(now_s)
-        if self._is_awake and self.tip is not None:
-            self._actions += self._fetching.what_is_missing(
-                self._facts(),
-                self._start_of_choice(),
-                now_s,
-                is_contributing=self.is_contributing,
-            )
-            self._say_farewell()
-            self._act(self._facts(), now_s)
-        self._was_tick = is_tick and not self._actions
+            # Time alone changes the outcome only where something is held back, or has failed.
+            if must_look or self.known.early or self._requests.is_any_due(now_s):
+                self._look(now_s)
+            if self.tip is not None:
+                self._say_farewell()
+                self._act(self._facts(), now_s)
         return self._actions
 
-    def _is_quiet(self, now_s: float) -> bool:
-        """Return whether a tick can change nothing: most come while one waits for a time.
+    def _wake(self) -> None:
+        self._is_awake = True
+        self.known.bounds.is_loading = False
+        self.ballot = Ballot.of(self.known.facts, self.rules.genesis_id, self.own.values())
 
-        The last event was such a tick, nothing is to be fetched, and no time has come since.
-        """
-        if not self._was_tick or self.tip is None or self.is_silent:
-            return False
-        facts = self._facts()
-        if not self._fetching.is_at_rest(facts, self._start_of_choice()):
-            return False
-        if not self.is_contributing or self.alarm is not None:
-            return True
-        if self.closed_at_s is None:
-            return not self._is_round_over(now_s)
-        is_encoded = facts.commit_id in self._encoded_bases or not self.tokens_since_contribution
-        return is_encoded and now_s < self._proposing.due_at_s(facts, self.closed_at_s)
+    def _look(self, now_s: float) -> None:
+        """Move to where to stand, and ask for what is missing."""
+        num_before = len(self._actions)
+        if self.known.early:
+            ends_at_s = self.applied_at_s + self.timing.round_s
+            closed_at_s = ends_at_s if self.closed_at_s is None else self.closed_at_s
+            self._outsiders.let_in(self.tip, closed_at_s, now_s)
+        self._seek_tip(now_s)
+        if self.tip is not None:
+            facts, start = self._facts(), self._start_of_choice()
+            self._actions += self._fetching.what_is_missing(
+                facts, start, now_s, is_contributing=self.is_contributing
+            )
+        is_same = len(self._actions) == num_before and not self._fetching.has_set_aside
+        self._is_settled = is_same and self.tip is not None
+        self._requests.looked_at_s = now_s
 
-    def _take_in(self, event: ev.Event, now_s: float) -> None:
-        if isinstance(event, ev.RecordArrived):  # by far the most
-            self._take_record(event.record_id, event.record, now_s)
-            return
+    def _take_in(self, event: ev.Event, now_s: float) -> bool:
+        """Take in all but a record; return whether to look at everything again."""
+        match event:
+            case ev.Ticked():
+                return False
+            case ev.WorkReported(tokens):
+                self.tokens_since_contribution = tokens
+                return False
+            case ev.BlobHeld(contribution_id):
+                self.known.hold(contribution_id)
+                return not self.known.leads_to(self.tip)
+            case _:
+                self._take_answer(event, now_s)
+                return True
+
+    def _take_answer(self, event: ev.Event, now_s: float) -> None:
         match event:
             case ev.RequestFailed(subject):
                 self._requests.failed(subject, now_s)
@@ -191,8 +198,6 @@ class Machine:
                 self._sign_contribution(event)
             case ev.ProposalComputed() | ev.VerdictReached():
                 self._take_result(event, now_s)
-            case ev.WorkReported(tokens):
-                self.tokens_since_contribution = tokens
             case ev.ContributingChanged(is_contributing):
                 self.is_contributing = is_contributing
                 self._is_paused = not is_contributing
@@ -218,7 +223,7 @@ class Machine:
     @property
     def is_on_its_way(self) -> bool:
         """Whether a state to move to is being fetched or computed."""
-        return any(self._requests.is_busy(kind) for kind in (Kind.FETCH_STATE, Kind.COMPUTE))
+        return self._requests.is_busy(Kind.FETCH_STATE) or self._requests.is_busy(Kind.COMPUTE)
 
     # ----------------------------------------------------------------------------- records
 
@@ -232,12 +237,13 @@ class Machine:
             self.known.bounds.keep_proof(author_of(record), proof[:2])
             self._actions.append(ev.BanPeer(author_of(record), *proof))
         match record:
+            case Contribution():
+                if record.author == self.me:
+                    self._note_own(record_id, record)
             case Close(base=base) if base == self.tip and self.closed_at_s is None:
                 self.closed_at_s = now_s
             case Commit() if record.proposer == self.me:
                 self._proposing.parents.add(record.parent)
-            case Contribution() if record.author == self.me:
-                self._note_own(record_id, record)
             case Leaving() if record.author == self.me:
                 self._has_left = True
             case _:

@@ -8,6 +8,7 @@ pause that grows, so that a driver that fails at once does not spin.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -38,11 +39,15 @@ class Requests:
 
     num_failed: int = 0
     """Counts failures: while it stays the same, what was asked for once need not be asked again."""
+    looked_at_s: float = 0.0
+    """When it was last asked for all that could be asked for, on our own clock."""
     _busy: dict[Kind, str] = field(default_factory=dict)
     asked_at_s: dict[str, float] = field(default_factory=dict)
     """Blobs and records asked for that have neither failed since, nor come anew."""
     _failures: dict[str, int] = field(default_factory=dict)
     _rest_until_s: dict[str, float] = field(default_factory=dict)
+    _due_s: list[float] = field(default_factory=list)
+    """Times that `note_due` was told, as a heap."""
     _often_failed: set[str] = field(default_factory=set)
     """Subjects with WITHHELD_FAILURES failures in a row."""
 
@@ -69,6 +74,8 @@ class Requests:
         if self._is_resting(subject, now_s):
             return False
         self.asked_at_s[subject] = now_s
+        if again_s is not None:
+            self.note_due(now_s + again_s)
         return True
 
     def end(self, kind: Kind, subject: str) -> None:
@@ -101,6 +108,7 @@ class Requests:
                 self._often_failed.add(subject)
             pause_s = min(FIRST_PAUSE_S * 2.0 ** min(failures, 16), LONGEST_PAUSE_S)
             self._rest_until_s[subject] = now_s + pause_s
+            self.note_due(now_s + pause_s)
 
     def failures_of(self, subject: str) -> int:
         """Return how often in a row this has failed."""
@@ -110,17 +118,23 @@ class Requests:
         """Return whether this has just failed again, after having failed often."""
         return subject in self._often_failed and self._is_resting(subject, now_s)
 
-    @property
-    def has_often_failed(self) -> bool:
-        """Whether `seems_withheld` is, was, or will be true of something."""
-        return bool(self._often_failed)
+    def note_due(self, at_s: float) -> None:
+        """From `at_s` on, something may be asked for that may not be before."""
+        heapq.heappush(self._due_s, at_s)
+
+    def is_any_due(self, now_s: float) -> bool:
+        """Return whether such a time has come since the last look at everything."""
+        due_s = self._due_s
+        while due_s and due_s[0] <= self.looked_at_s:
+            heapq.heappop(due_s)
+        return bool(due_s) and due_s[0] <= now_s
 
     def all_withheld(self, now_s: float) -> frozenset[str]:
         """Return everything of which `seems_withheld` is true."""
         if not self._often_failed:
             return _NOTHING
         rest_until_s = self._rest_until_s
-        return frozenset(i for i in self._often_failed if now_s < rest_until_s[i])
+        return frozenset([i for i in self._often_failed if now_s < rest_until_s[i]])
 
     def aggregator_ended(self) -> None:
         """What it was computing may be asked for again."""
@@ -133,4 +147,4 @@ class Requests:
     def _forget_failures(self, subject: str) -> None:
         if self._failures.pop(subject, None) is not None:
             self._often_failed.discard(subject)
-        self._rest_until_s.pop(subject, None)
+            self._rest_until_s.pop(subject, None)

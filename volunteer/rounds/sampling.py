@@ -63,20 +63,19 @@ class Draw:
 
     seed: str
     limit: int
+    ids: set[str] = field(default_factory=set)
+    """What takes part."""
     _first: list[tuple[bool, bytes, str]] = field(default_factory=list)
     """(is it no vote for the parent, lot, contribution), sorted."""
     _others: list[tuple[bytes, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         """Count what was added."""
-        return len(self._first) + len(self._others)
-
-    def ids(self) -> list[str]:
-        """Return what was added."""
-        return [i for _, _, i in self._first] + [i for _, i in self._others]
+        return len(self.ids)
 
     def add(self, contribution_id: str, *, is_first: bool, is_vote: bool) -> None:
         """Let a contribution take part: whether it is in `first` and `votes` of the sample."""
+        self.ids.add(contribution_id)
         lot = _lot(self.seed, contribution_id)
         if is_first:
             bisect.insort(self._first, (not is_vote, lot, contribution_id))
@@ -86,7 +85,9 @@ class Draw:
     def chosen(self, out: Set[str]) -> list[str]:
         """Return what would be listed now, leaving `out` out, which cannot be had."""
         first = [(lot, i) for _, lot, i in self._first if i not in out]
-        others = [lot for lot in self._others if lot[1] not in out]
+        others = self._others
+        if out:
+            others = [lot for lot in others if lot[1] not in out]
         kept = self.limit - self.limit // OTHERS_PART
         rest = sorted(first[kept:] + others[: self.limit])
         chosen = first[:kept]

@@ -51,6 +51,10 @@ class TipChoice:
         self.path.clear()
         self.version += 1
 
+    def leads_to(self, tip: str | None) -> bool:
+        """Return whether `tip` is what was chosen last, and nothing was noted since."""
+        return bool(self.path) and not self._changes and self.path[-1] == tip
+
     def best(self, start: str) -> str:
         """Return what `choose_tip(tree, start)` returns."""
         if start == self._start and self.path and not self._changes:

@@ -5,7 +5,7 @@ Runs in: simulation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from volunteer.lab.simulation.trainer_model import Snapshot
@@ -20,6 +20,8 @@ class Disk:
     """In their order of arrival."""
     by_height: dict[int, dict[str, Record]] = field(default_factory=dict)
     """The same by height, as the exchange asks for them."""
+    marks: dict[int, int] = field(default_factory=dict)
+    """Height -> a number that two disks share if they hold the same records there."""
     blobs: set[str] = field(default_factory=set)
     verified: list[str] = field(default_factory=list)
     states: dict[str, str] = field(default_factory=dict)
@@ -33,7 +35,9 @@ class Disk:
         """Put a record on disk, once."""
         if record_id not in self.records:
             self.records[record_id] = record
-            self.by_height.setdefault(record.round_index, {})[record_id] = record
+            height = record.round_index
+            self.by_height.setdefault(height, {})[record_id] = record
+            self.marks[height] = self.marks.get(height, 0) ^ hash(record_id)
 
     def forget(self, record_ids: Iterable[str]) -> None:
         """Delete records for which there is no room."""
@@ -41,7 +45,8 @@ class Disk:
             record = self.records.pop(record_id, None)
             if record is not None:
                 del self.by_height[record.round_index][record_id]
+                self.marks[record.round_index] ^= hash(record_id)
 
-    def heights_from(self, height: int) -> Iterator[int]:
-        """Yield the heights at which there are records, from `height` up."""
-        return (h for h in sorted(self.by_height) if h >= height)
+    def num_from(self, height: int) -> int:
+        """Count the records from `height` up."""
+        return sum([len(records) for h, records in self.by_height.items() if h >= height])

@@ -167,7 +167,7 @@ class Exchange:
         if not member.is_reachable or are_cut_off(member, asking):
             return
         lacking, wanted = _differences(member, asking, from_height)
-        num_have = sum(len(asking.disk.by_height[h]) for h in asking.disk.heights_from(from_height))
+        num_have = asking.disk.num_from(from_height)
         member.traffic.note("sync", 2 * SYNC_BYTES + ID_BYTES * (num_have + len(wanted)))
         self._take_closed(asking)
         world = member.world
@@ -223,13 +223,16 @@ def _differences(
     lacking: list[tuple[str, Record]] = []
     wanted: list[tuple[str, Record]] = []
     nothing: dict[str, Record] = {}
-    for height in sorted(mine.keys() | theirs.keys()):
-        if height < from_height:
-            continue
+    marks, their_marks = one.disk.marks, other.disk.marks
+    differing = [
+        height
+        for height in marks.keys() | their_marks.keys()
+        if height >= from_height and marks.get(height, 0) != their_marks.get(height, 0)
+    ]
+    for height in sorted(differing):
         here, there = mine.get(height, nothing), theirs.get(height, nothing)
-        if here.keys() != there.keys():
-            lacking += [(i, here[i]) for i in sorted(here.keys() - there.keys())]
-            wanted += [(i, there[i]) for i in sorted(there.keys() - here.keys())]
+        lacking += [(i, here[i]) for i in sorted(here.keys() - there.keys())]
+        wanted += [(i, there[i]) for i in sorted(there.keys() - here.keys())]
     return lacking, wanted
 
 

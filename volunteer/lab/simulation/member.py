@@ -138,12 +138,14 @@ class Member:
         if not self.disk.verified:
             self.disk.verified.append(genesis)
             self.disk.states[genesis] = ""
+        known, held = self.machine.known.facts, self.disk.states
+        states: list[ev.Event] = []
         for commit_id in self.disk.verified:
-            if commit_id not in self.machine.known.facts:
-                continue
-            self.feed_silently(ev.StateHeld(commit_id))
-            if commit_id not in self.disk.states:
-                self.feed_silently(ev.StateDropped(commit_id))
+            if commit_id in known:
+                states.append(ev.StateHeld(commit_id))
+                if commit_id not in held:
+                    states.append(ev.StateDropped(commit_id))
+        self.feed_silently(*states)
 
     def feed_silently(self, *events: ev.Event) -> None:
         """Feed events of loading: they must lead to nothing but the bans of before."""
@@ -252,9 +254,9 @@ class Member:
 
     def _tick(self) -> None:
         if self.trainer is not None:
-            tokens = self.trainer.tokens()
+            self.trainer.train()
             # How many matters to nobody here: rounds close by time.
-            if tokens and not self.machine.tokens_since_contribution:
+            if not self.machine.tokens_since_contribution and (tokens := self.trainer.tokens()):
                 self.feed(ev.WorkReported(tokens))
         self.feed(ev.Ticked())
         self.after(self._tick_s(), self._tick)
@@ -286,14 +288,17 @@ class Member:
         self._act(self.machine.handle_all(events, self.clock_s()))
 
     def _act(self, begin_with: list[ev.Action]) -> None:
-        actions = deque(begin_with)
-        while actions:
-            action = actions.popleft()
-            if isinstance(action, ev.PublishRecord):
-                actions.extend(self._publish(action.record))
-            else:
-                self._dispatch(action)
-        self.disk.forget(self.machine.known.bounds.take_forgotten())
+        if begin_with:
+            actions = deque(begin_with)
+            while actions:
+                action = actions.popleft()
+                if isinstance(action, ev.PublishRecord):
+                    actions.extend(self._publish(action.record))
+                else:
+                    self._dispatch(action)
+        forgotten = self.machine.known.bounds.take_forgotten()
+        if forgotten:
+            self.disk.forget(forgotten)
         self.referee.check(self)
 
     def _publish(self, record: Record) -> list[ev.Action]:

@@ -106,12 +106,16 @@ class TrainerModel:
 
     def tokens(self) -> int:
         """Train up to now; return the tokens since the last contribution."""
+        self.train()
+        return sum(unit.tokens for unit in self.open_units) + int(self._partial_tokens)
+
+    def train(self) -> None:
+        """Train up to now."""
         now_s = self.world.now_s
         self._partial_tokens += (now_s - self._advanced_at_s) * self.tokens_per_s
         self._advanced_at_s = now_s
         if now_s - self._saved_at_s >= SNAPSHOT_EVERY_S:
             self.save_snapshot()
-        return sum(unit.tokens for unit in self.open_units) + int(self._partial_tokens)
 
     def stood_still(self, for_s: float) -> None:
         """Time has passed in which nothing was trained."""
@@ -152,14 +156,14 @@ class TrainerModel:
                 self._encoding = command.base
                 self.after(ENCODE_S, partial(self._finish_encoding, command.base))
             else:
-                self.tokens()
+                self.train()
                 self.carried = frozenset(command.pending)
 
     def _finish_encoding(self, base: str) -> None:
         if self.is_ended:
             return
         self._encoding = None
-        self.tokens()
+        self.train()
         self._close_unit()
         carried_units = [self.contents.new_part(i, self.own) for i in sorted(self.carried)]
         units = frozenset(self.open_units).union(*carried_units)
@@ -191,7 +195,7 @@ class TrainerModel:
 
     def end(self) -> str | None:
         """End with a last snapshot; return the base of an encoding that is given up."""
-        self.tokens()
+        self.train()
         self.save_snapshot()
         self.is_ended = True
         asked = [c.base for c in self._commands if isinstance(c, ev.Encode)]

@@ -42,6 +42,28 @@ CLEAN = Net(sigma=0.3, loss=0.0, duplicates=0.0)
 HOSTILE = Net(median_s=4.0, sigma=1.5, loss=0.3, duplicates=0.05, sync_s=30.0, most_blocked=0.95)
 
 
+_Entry = tuple[float, int, Callable[[], None]]
+"""(when, place in the order, what to do)."""
+
+
+@dataclass(slots=True)
+class _Series:
+    """Things that happen one after the other, of which the heap holds the next."""
+
+    heap: list[_Entry]
+    due: list[tuple[float, int, int]]
+    """(when, place in the order, which), the last one first."""
+    act: Callable[[int], None]
+
+    def __call__(self) -> None:
+        _, _, i = self.due.pop()
+        if self.due:
+            when_s, order, _ = self.due[-1]
+            entry: _Entry = (when_s, order, self)
+            heapq.heappush(self.heap, entry)
+        self.act(i)
+
+
 @dataclass(slots=True)
 class World:
     """Time, chance, and which links are up."""
@@ -54,7 +76,7 @@ class World:
     """Peer -> island; peers that are not named share island 0."""
     is_over: bool = False
     """Set to end `run_until` early."""
-    _heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _heap: list[_Entry] = field(default_factory=list)
     _order: itertools.count[int] = field(default_factory=itertools.count)
     _delays: list[float] = field(default_factory=list)
     _delays_of: Net | None = None
@@ -68,20 +90,13 @@ class World:
 
         In the order in which `after` for each of them would have it.
         """
-        order = self._order
-        due = sorted(
-            ((self.now_s + delay_s, next(order), i) for i, delay_s in enumerate(delays_s)),
-            reverse=True,
-        )
-
-        def act_next() -> None:
-            _, _, i = due.pop()
-            if due:
-                heapq.heappush(self._heap, (due[-1][0], due[-1][1], act_next))
-            act(i)
-
+        order, now_s = self._order, self.now_s
+        due = [(now_s + delay_s, next(order), i) for i, delay_s in enumerate(delays_s)]
         if due:
-            heapq.heappush(self._heap, (due[-1][0], due[-1][1], act_next))
+            due.sort(reverse=True)
+            when_s, place, _ = due[-1]
+            entry: _Entry = (when_s, place, _Series(self._heap, due, act))
+            heapq.heappush(self._heap, entry)
 
     def run_until(self, end_s: float) -> None:
         """Let everything happen that is due before `end_s`, or until `is_over`."""
