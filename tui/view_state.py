@@ -344,6 +344,7 @@ def status_lines(status: Status, now: datetime) -> tuple[str, ...]:
         ("Run", f"{clean(status.run_name) or NOT_YET}  {status.run_id[:12]}".rstrip()),
         ("Round", _round_text(status)),
         ("Now", activity(status)),
+        ("At a time", _micro_batch_text(status)),
         ("Next start", pause_words.next_start(status, now)),
         ("Network", held if is_other else ""),
         ("Data", _data_text(status)),
@@ -357,6 +358,11 @@ def status_lines(status: Status, now: datetime) -> tuple[str, ...]:
         ("Agent", f"process {status.agent_pid}"),
     ]
     return (state_sentence(status), *(f"  {label:<14} {value}" for label, value in rows if value))
+
+
+def _micro_batch_text(status: Status) -> str:
+    found = status.micro_batch
+    return clean(found.note) if found is not None and status.trainer_pid is not None else ""
 
 
 def _may_pause(status: Status) -> bool:

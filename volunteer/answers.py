@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from volunteer.micro_batch import MicroBatch
+
 
 class CatchUp(msgspec.Struct, frozen=True, kw_only=True):
     """A shared state on its way to this machine."""
@@ -69,6 +71,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     trainer_pid: int | None = None
     aggregator_pid: int | None = None
     device: str = ""
+    micro_batch: MicroBatch | None = None
+    """How many sequences the trainer takes at a time, and why; None: it has not tried yet."""
     last_confirmed_s: float | None = None
     """Seconds since the swarm last confirmed a contribution of ours; None: never yet."""
     round_elapsed_s: float = 0.0

@@ -41,6 +41,13 @@ class Config:
     duty_fraction: float = 1.0
     """Part of the time in which the device works, 0.1 to 1; it rests between inner steps. Default
     1: idle time is idle; less makes it quieter and cooler."""
+    compile: bool = False
+    """Whether the model's layers are compiled for this machine (`torch.compile`): faster steps
+    after a start that is slower by 10 to 30 s, the next ones by 2. Needs a C++ compiler, or Triton
+    on a GPU; where that is missing, `allmende status` says so. Default false."""
+    activation_checkpointing: str = "auto"
+    """Whether layers are computed twice, which takes less memory and a third more work: `on`,
+    `off`, or `auto`: where not one sequence fits otherwise. Default `auto`."""
     checkpoint_every_s: float = 60.0
     """Seconds of training between two checkpoints, 1 to 3600: the most that a crash can lose.
     Default 60, at which writing costs little on a small model."""

@@ -29,6 +29,8 @@ FIXED_KEYS = frozenset(
             "gpus",
             "gpu_max_bytes",
             "duty_fraction",
+            "compile",
+            "activation_checkpointing",
         ),
     }
 )

@@ -37,6 +37,10 @@ def _device_problem(value: object) -> str:
     return f"must be auto, cpu, cuda, cuda:N, mps, xpu or xpu:N{guess}, not {_shown(value)}"
 
 
+def _checkpointing_problem(value: object) -> str:
+    return "" if value in ("auto", "on", "off") else f"must be auto, on or off, not {_shown(value)}"
+
+
 def _number_rule(least: float, most: float, *, is_whole: bool) -> Callable[[object], str]:
     kind = "a whole number" if is_whole else "a number"
     allowed: tuple[type, ...] = (int,) if is_whole else (int, float)
@@ -135,6 +139,8 @@ RULES: dict[str, Callable[[object], str]] = {
     "device": _device_problem,
     "threads": _number_rule(0, 1024, is_whole=True),
     "duty_fraction": _number_rule(0.1, 1, is_whole=False),
+    "compile": _bool_problem,
+    "activation_checkpointing": _checkpointing_problem,
     "checkpoint_every_s": _number_rule(1, 3600, is_whole=False),
     "listen": _addresses_rule(parse_address, "/ip4/0.0.0.0/tcp/4001"),
     "bootstrap": _addresses_rule(parse_peer_address, "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW..."),

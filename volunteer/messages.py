@@ -37,6 +37,7 @@ from volunteer.aggregator_messages import StateVerified as StateVerified
 from volunteer.aggregator_messages import ValidateBlob as ValidateBlob
 from volunteer.aggregator_messages import VerifyState as VerifyState
 from volunteer.message_base import Message
+from volunteer.micro_batch import MicroBatchChosen
 
 MAX_LINE_BYTES = 1024 * 1024
 CONTROL_VERSION = 1
@@ -180,6 +181,7 @@ TrainerEvent = (
     Preparing
     | TrainerStarted
     | Rebased
+    | MicroBatchChosen
     | Stepped
     | Encoded
     | NothingToContribute

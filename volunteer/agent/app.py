@@ -296,6 +296,8 @@ class Agent:
             *("--threads", str(self.config.num_threads(self.num_cores))),
             *("--author", self.identity.peer_id),
             *("--duty-fraction", f"{self.config.duty_fraction:g}"),
+            *(["--compile"] if self.config.compile else []),
+            *("--activation-checkpointing", self.config.activation_checkpointing),
             *("--gpu-max-bytes", str(self.config.gpu_max_bytes)),
             *("--checkpoint-every-s", f"{self.config.checkpoint_every_s:g}"),
         ]

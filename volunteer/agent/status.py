@@ -222,6 +222,7 @@ class StatusSource:
             trainer_pid=self.trainer.pid,
             aggregator_pid=self.aggregator.pid,
             device=view.device_name,
+            micro_batch=view.micro_batch,
             last_confirmed_s=None if confirmed_at_s is None else now_s() - confirmed_at_s,
             round_elapsed_s=now_s() - machine.applied_at_s if machine.tip else 0.0,
             round_s=self.spec.rounds.round_s,

@@ -47,6 +47,7 @@ from volunteer.messages import (
     TrainerStarted,
     trainer_event_decoder,
 )
+from volunteer.micro_batch import MicroBatch, MicroBatchChosen
 
 log = logging.getLogger(__name__)
 STOP_DEADLINE_S = 3.0
@@ -88,6 +89,7 @@ class TrainerView:
     tokens_total: int = 0
     tokens_since_contribution: int = 0
     tokens_per_s: float = 0.0
+    micro_batch: MicroBatch | None = None
     loss: float | None = None
     problem: str = ""
     """Why it does not run although it is wanted; empty where all is well."""
@@ -330,6 +332,8 @@ class TrainerService:
             case SnapshotSaved():
                 view.inner_step, view.tokens_total = event.inner_step, event.tokens_total
                 view.tokens_since_contribution = event.tokens_since_contribution
+            case MicroBatchChosen(micro_batch=micro_batch):
+                view.micro_batch = micro_batch
             case Rebased():
                 self._watch.note_rebased()
             case Preparing():

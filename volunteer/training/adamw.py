@@ -79,8 +79,8 @@ def adamw_step(
     leaves weights and moments as they were.
     """
     num = len(weights_P)
-    slice_elements = min(num, SLICE_ELEMENTS.get(weights_P.device.type, _SLICE_ELEMENTS_ELSEWHERE))
-    scratch_S = weights_P.new_empty(slice_elements) if scratch_P is None else scratch_P
+    scratch_S = new_scratch(weights_P) if scratch_P is None else scratch_P
+    slice_elements = _slice_elements(weights_P)
     for start in range(0, num, slice_elements):
         stop = min(start + slice_elements, num)
         for begin, end in ranges:
@@ -96,3 +96,13 @@ def adamw_step(
         root_S.sqrt_().add_(ADAM_EPSILON)
         step_size = lr / (1.0 - inner.beta1**num_steps)
         weights_P[start:stop].addcdiv_(mean_S, root_S, value=-step_size)
+
+
+def new_scratch(weights_P: Tensor) -> Tensor:
+    """Return what a step needs beside its vectors: one slice."""
+    return weights_P.new_empty(_slice_elements(weights_P))
+
+
+def _slice_elements(weights_P: Tensor) -> int:
+    most = SLICE_ELEMENTS.get(weights_P.device.type, _SLICE_ELEMENTS_ELSEWHERE)
+    return min(len(weights_P), most)

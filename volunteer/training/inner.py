@@ -20,10 +20,10 @@ from torch import Tensor
 
 from volunteer.errors import TrainerError
 from volunteer.run import InnerSpec, ModelSpec
-from volunteer.training.adamw import AdamState, adamw_step, decay_ranges
+from volunteer.training.adamw import AdamState, adamw_step, decay_ranges, new_scratch
 from volunteer.training.devices import Device
 from volunteer.training.model import LossFunction, TrainableWeights, next_token_loss
-from volunteer.training.muon import muon_step
+from volunteer.training.muon import muon_step, new_muon_scratch
 
 
 class NotFiniteError(TrainerError):
@@ -198,3 +198,11 @@ def _take_optimizer_step(
     else:
         ranges = decay_ranges(model)
         adamw_step(weights_P, gradient_P, adam, inner, lr=lr, num_steps=num_steps, ranges=ranges)
+
+
+def allocate_scratch(weights_P: Tensor, model: ModelSpec, inner: InnerSpec) -> None:
+    """Take what a step of the optimizer takes beside the gradient, and let it go again."""
+    if inner.optimizer == "muon":
+        new_muon_scratch(weights_P, model)
+    else:
+        new_scratch(weights_P)

@@ -111,3 +111,9 @@ def orthogonalise(matrix_AB: Tensor, dtype: torch.dtype) -> Tensor:
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if is_tall else x
+
+
+def new_muon_scratch(weights_P: Tensor, model: ModelSpec) -> tuple[Tensor, Tensor]:
+    """Return what a step needs beside its vectors: all updates, and the iteration's matrices."""
+    largest = max(slot.num_elements for slot in filter(is_orthogonalised, model_layout(model)))
+    return torch.empty_like(weights_P), weights_P.new_empty(4 * largest)

@@ -14,6 +14,7 @@ of its own because a device's memory comes back for certain only when the proces
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -21,6 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
+
+import psutil
 
 from p2p.blobstore import BlobStore
 from p2p.errors import BlobStoreFullError
@@ -94,7 +97,9 @@ def _train(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
+    from volunteer.training.acceleration import CODE_DIR_NAME, forget_compiled, prepare_compiler
     from volunteer.training.devices import choose_device, is_out_of_memory, limit_memory
+    from volunteer.training.micro_batches import Wishes
     from volunteer.training.module_blobs import ModuleBlobs
     from volunteer.training.open_feed import open_feed
     from volunteer.training.snapshot import SnapshotStore
@@ -106,6 +111,10 @@ def _train(
     device = choose_device(arguments.device)
     if arguments.gpu_max_bytes:
         limit_memory(device, arguments.gpu_max_bytes)
+    if arguments.compile:
+        prepare_compiler(arguments.run_dir / CODE_DIR_NAME)
+    else:
+        forget_compiled(arguments.run_dir / CODE_DIR_NAME)
     module_dir: Path = arguments.run_dir / "modules" / arguments.module
     store, peer_seed = BlobStore(module_dir / "blobs"), arguments.author.encode()
     feed = open_feed(spec, peer_seed, arguments.run_dir, store, tell=lambda: emit(Preparing()))
@@ -116,6 +125,11 @@ def _train(
                 peer_seed=peer_seed,
                 checkpoint_every_s=arguments.checkpoint_every_s,
                 duty_fraction=arguments.duty_fraction,
+                wishes=Wishes(
+                    is_compiled=arguments.compile,
+                    checkpointing=arguments.activation_checkpointing,
+                ),
+                end_process=end_with_children,
             ),
             device=device,
             blobs=ModuleBlobs(store, spec, arguments.module, arguments.author),
@@ -148,9 +162,19 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--author", required=True, help="peer id of this volunteer")
     parser.add_argument("--checkpoint-every-s", type=float, default=60.0)
     parser.add_argument("--duty-fraction", type=float, default=1.0, help="part of the time, 0 to 1")
+    parser.add_argument("--compile", action="store_true", help="compile layers")
+    parser.add_argument("--activation-checkpointing", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--gpu-max-bytes", type=int, default=0, help="0: no limit")
     parser.add_argument("--log-file", type=Path, help="what stderr is, kept small")
     return parser.parse_args()
+
+
+def end_with_children() -> None:
+    """End at once, and with this process what it has started: a compiler, if one is at work."""
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            child.kill()
+    end_at_once(0)
 
 
 def end_at_once(status: int) -> NoReturn:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -39,17 +39,18 @@ from volunteer.run import RunSpec
 from volunteer.training import diloco
 from volunteer.training.child_process import Inbox
 from volunteer.training.data import load_corpus
-from volunteer.training.devices import Device, is_out_of_memory, release_cached_memory
+from volunteer.training.devices import Device
 from volunteer.training.diloco import LocalState
 from volunteer.training.feed import Feed
-from volunteer.training.inner import NotFiniteError, StepResult, learning_rate
+from volunteer.training.inner import NotFiniteError, learning_rate
 from volunteer.training.meter import Meter
-from volunteer.training.micro_batches import MicroBatches
+from volunteer.training.micro_batches import Wishes
 from volunteer.training.module_blobs import ModuleBlobs
 from volunteer.training.pace import DutyCycle
 from volunteer.training.progress import Progress, carried_ids, unknown_carried
 from volunteer.training.pseudo_gradient import RunCodec
 from volunteer.training.snapshot import SnapshotStore
+from volunteer.training.stepping import Stepper
 
 STEPPED_EVERY_S = 0.5
 
@@ -66,6 +67,10 @@ class LoopSettings:
     checkpoint_every_s: float
     duty_fraction: float = 1.0
     """Part of the time in which it works; it rests between steps."""
+    wishes: Wishes = field(default_factory=Wishes)
+    """How layers are to be computed."""
+    end_process: Callable[[], None] = lambda: None
+    """Ends the process at once, whatever its threads do."""
 
 
 class TrainingLoop:
@@ -117,7 +122,15 @@ class TrainingLoop:
         self._has_returned = False
         self._meter = Meter(now_s())
         self._duty = DutyCycle(settings.duty_fraction)
-        self._micro_batches = MicroBatches(self._spec, device)
+        self._stepper = Stepper(
+            self._spec,
+            device,
+            settings.wishes,
+            should_stop=inbox.should_stop,
+            end_at_once=self._end_at_once,
+            emit=emit,
+            now_s=now_s,
+        )
 
     def run(self) -> None:
         """Load the snapshot, then train and obey until told to stop.
@@ -192,11 +205,18 @@ class TrainingLoop:
     # ------------------------------------------------------------------------------ training
 
     def _advance(self) -> None:
-        """Take one inner step; report it, and save, where it is time."""
+        """Take one inner step, at first after a trial; report it, and save, where it is time."""
         assert self._state is not None
         started_at = self._now_s()
         progress = self._state.progress
-        result = self._step(self._state)
+        windows = self._feed.windows(progress.inner_step, self._inbox.should_stop)
+        if windows is None:
+            return
+        windows_BT1 = torch.from_numpy(windows).to(self._device.torch_device).long()
+        if not self._stepper.is_ready:
+            self._stepper.prepare(self._state, windows_BT1)
+            started_at = self._now_s()
+        result = self._stepper.step(self._state, windows_BT1)
         if result is None:
             return
         self._is_saved = False
@@ -208,35 +228,6 @@ class TrainingLoop:
             self._report(ended_at)
         if ended_at - self._saved_at >= self._settings.checkpoint_every_s:
             self._save()
-
-    def _step(self, state: LocalState) -> StepResult | None:
-        """Take one inner step; None if a stop came, or if memory ran out and less is tried next."""
-        windows = self._feed.windows(state.progress.inner_step, self._inbox.should_stop)
-        if windows is None:
-            return None
-        try:
-            result = diloco.train(
-                state,
-                torch.from_numpy(windows).to(self._device.torch_device).long(),
-                self._spec,
-                micro_batch_sequences=self._micro_batches.sequences,
-                device=self._device,
-                should_stop=self._should_stop,
-            )
-            self._micro_batches.note_step(self._now_s(), is_whole=result is not None)
-            return result
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self._micro_batches.halve(error)
-        # Only here is what the failed step held in memory free.
-        release_cached_memory(self._device.torch_device)
-        return None
-
-    def _should_stop(self) -> bool:
-        """Tell, before each micro-batch, whether a stop has come."""
-        self._micro_batches.note_begin(self._now_s())
-        return self._inbox.should_stop()
 
     def _report(self, now_s: float) -> None:
         progress = self._progress
@@ -305,6 +296,14 @@ class TrainingLoop:
         self._saved = self._state.progress
         self._emit_saved()
         self._emit(encoded)
+
+    def _end_at_once(self) -> None:
+        """End from another thread, while nothing was trained that the snapshot lacks."""
+        self._emit(
+            Stopping(inner_step=self._saved.inner_step, tokens_total=self._saved.tokens_total)
+        )
+        self._emit_saved()
+        self._settings.end_process()
 
     def _stop(self) -> None:
         self._emit(

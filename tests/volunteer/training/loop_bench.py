@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from volunteer.messages import (
 from volunteer.training.child_process import Inbox
 from volunteer.training.diloco import LocalState
 from volunteer.training.genesis import build_genesis
+from volunteer.training.micro_batches import Wishes
 from volunteer.training.module_blobs import ModuleBlobs
 from volunteer.training.snapshot import SnapshotStore
 from volunteer.training.state import write_state
@@ -40,6 +42,9 @@ class Bench:
     events: list[TrainerEvent] = field(default_factory=list)
     now_s: float = 0.0
     duty_fraction: float = 1.0
+    wishes: Wishes = field(default_factory=Wishes)
+    has_ended: threading.Event = field(default_factory=threading.Event)
+    """Whether the process would have ended at once."""
     rests: list[float] = field(default_factory=list)
     """Seconds of rest that the loop has begun."""
 
@@ -75,6 +80,7 @@ class Bench:
         The inner steps take a second each on this clock: it is asked four times in each.
         """
         inbox: Inbox[TrainerCommand] = RestingInbox(self)
+        self.inbox = inbox
         for command in first:
             inbox.put(command)
         waiting = dict(script or {})
@@ -99,6 +105,8 @@ class Bench:
                 peer_seed=b"seed",
                 checkpoint_every_s=self.checkpoint_every_s,
                 duty_fraction=self.duty_fraction,
+                wishes=self.wishes,
+                end_process=self.has_ended.set,
             ),
             device=CPU,
             blobs=ModuleBlobs(self.store, SPEC, "dense", "me"),
@@ -110,6 +118,10 @@ class Bench:
         self.events = events
         loop.run()
         return events
+
+    def stop_from_outside(self) -> None:
+        """Have a stop come while the loop runs."""
+        self.inbox.request_stop()
 
     def saved(self) -> LocalState:
         state = self.snapshots().load(CPU)

@@ -51,7 +51,7 @@ def test_nothing_is_trained_before_the_first_rebase(bench: Bench) -> None:
 def test_a_first_round_from_genesis(bench: Bench) -> None:
     events = bench.run(bench.rebase(), script={3: CONTRIBUTE, 5: StopTrainer()})
     assert kinds(events) == (
-        ["TrainerStarted", "Rebased"]
+        ["TrainerStarted", "Rebased", "MicroBatchChosen"]
         + ["Stepped"] * 3
         + ["SnapshotSaved", "Encoded"]
         + ["Stepped"] * 2

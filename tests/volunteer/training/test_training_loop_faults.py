@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.volunteer.training.loop_bench import (
     CONTRIBUTE,
@@ -29,8 +30,11 @@ from volunteer.messages import (
     StopTrainer,
     TrainerStarted,
 )
+from volunteer.run import ModelSpec
 from volunteer.training import diloco
 from volunteer.training.diloco import LocalState
+from volunteer.training.micro_batches import MicroBatches
+from volunteer.training.model import Weights
 from volunteer.training.snapshot import SnapshotStore
 from volunteer.training.training_loop import TrainingLoop
 
@@ -151,16 +155,20 @@ def test_out_of_memory_halves_the_micro_batch_and_takes_the_step_again(
     assert bench.saved().progress.inner_step == 3
 
 
-def test_too_little_memory_for_one_sequence_is_told(
+def test_too_little_memory_for_one_sequence_is_told_before_any_step(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        micro_batches = fail_steps(
-            patch, set(range(1, 9)), torch.OutOfMemoryError("CUDA out of memory")
-        )
-        with pytest.raises(OutOfGpuMemoryError, match="one sequence"):
-            bench.run(bench.rebase())
-    assert micro_batches == [4, 2, 1]
+    tried: list[int] = []
+
+    def loss(weights: Weights, windows_BT1: Tensor, model: ModelSpec) -> Tensor:
+        tried.append(len(windows_BT1))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(MicroBatches, "loss_function", property(lambda _: loss))
+    with pytest.raises(OutOfGpuMemoryError, match="one sequence"):
+        bench.run(bench.rebase())
+    assert tried == [4, 2, 1]
+    assert "Stepped" not in kinds(bench.events)
 
 
 def test_what_others_take_of_the_memory_is_left_to_them_after_one_halving(
