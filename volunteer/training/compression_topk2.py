@@ -9,13 +9,11 @@ others are zero; they stay in the error feedback, as what the two magnitudes los
 
 Paper: arXiv:2508.15706 (SparseLoCo): chunk-wise top-k, 2-bit values, error feedback 0.95.
 Differs: a block is 4096 consecutive elements of the flat vector, not 64 x 64 of a matrix; the
-magnitudes are the block's own and not a tensor's four bins over six sigma (a third to a twentieth
+magnitudes are the block's own and not a tensor's four bins over six sigma (a third to a fortieth
 of the error on pseudo-gradients, LOGBOOK.md); and indices take 8 bits at 64 of 4096, not 12.
 
-Indices: sorted, and cut as Elias and Fano do. The low `offset_bits` of each are stored as they are;
-the rest, which never falls, in unary: bit `(index >> offset_bits) + rank` of `places` is set. K of
-B then take K * (offset_bits + 1) + (B >> offset_bits) bits, always: a blob's size is known before
-it is fetched, and one set has one form. From K = B / 4 on, a plain bitmap is as short.
+Indices are written down as index_sets.py says: in a fixed number of bits, so that a blob's size is
+known before it is fetched.
 
 The last block is filled up with zeros. They are kept only where it has fewer than K elements of its
 own: then indices 0..K-1 are, and what lies beyond the vector has no bit set.
@@ -35,16 +33,23 @@ import torch
 from torch import Tensor
 
 from volunteer.errors import ContributionRejectedError
-from volunteer.run import CodecSpec, index_bits
+from volunteer.run import CodecSpec
 from volunteer.training.compression_base import MAX_MAGNITUDE, EncodedGradient, slices
 from volunteer.training.compression_block import MIN_SCALE, verify_scales
+from volunteer.training.index_sets import (
+    Bits,
+    Bytes,
+    Indices,
+    are_sets,
+    decode_indices,
+    encode_indices,
+    pack,
+    unpack,
+)
 from volunteer.training.slice_threads import map_slices, run_slices
 
-Bytes = npt.NDArray[np.uint8]
-Bits = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
 
 MAX_CODE = 127
 MAX_SCALE = float(MAX_MAGNITUDE // MAX_CODE)
@@ -127,21 +132,21 @@ class TopK2Gradient(EncodedGradient):
 
     def _verify_slice(self, start: int, stop: int) -> None:
         first, behind = self._blocks(start, stop)
-        places_R = _unpack(self.places, first, behind, self._place_bits)
-        if not bool((np.count_nonzero(places_R, axis=1) == self.kept_elements).all()):
-            raise ContributionRejectedError("the blob keeps too many or too few of a block")
-        if self._offset_bits:
-            indices_RK = self._indices(first, behind)
-            if bool(places_R[:, -1].any()) or not bool((np.diff(indices_RK) > 0).all()):
-                raise ContributionRejectedError("the blob has indices out of order or bounds")
+        places, offsets = self.places.numpy(), self.offsets.numpy()
+        if not are_sets(
+            places, offsets, self.kept_elements, self.block_elements, first=first, behind=behind
+        ):
+            raise ContributionRejectedError(
+                "the blob keeps too many or too few of a block, or its indices are out of order"
+            )
         if stop == self.num_elements:
             self._verify_last_block(behind - 1)
 
     def _verify_last_block(self, index: int) -> None:
         num_own = self.num_elements - index * self.block_elements
         (indices_K,) = self._indices(index, index + 1)
-        (are_large_K,) = _unpack(self.larges, index, index + 1, self.kept_elements)
-        (are_negative_K,) = _unpack(self.signs, index, index + 1, self.kept_elements)
+        (are_large_K,) = unpack(self.larges.numpy(), index, index + 1, self.kept_elements)
+        (are_negative_K,) = unpack(self.signs.numpy(), index, index + 1, self.kept_elements)
         are_beyond_K = indices_K >= num_own
         if num_own >= self.kept_elements:
             is_in_form = not bool(are_beyond_K.any())
@@ -152,54 +157,24 @@ class TopK2Gradient(EncodedGradient):
         if not is_in_form:
             raise ContributionRejectedError("the blob keeps what lies beyond the vector")
 
-    @property
-    def _offset_bits(self) -> int:
-        return index_bits(self.kept_elements, self.block_elements)[0]
-
-    @property
-    def _place_bits(self) -> int:
-        return index_bits(self.kept_elements, self.block_elements)[1]
-
     def _blocks(self, start: int, stop: int) -> tuple[int, int]:
         """Return the first block of a slice, and the one behind its last."""
         return start // self.block_elements, -(-stop // self.block_elements)
 
     def _indices(self, first: int, behind: int) -> Indices:
         """Return the indices in their blocks, int64, shape (R, K), of blocks first..behind."""
-        num_blocks, kept = behind - first, self.kept_elements
-        flat = np.flatnonzero(_unpack(self.places, first, behind, self._place_bits))
-        indices_RK = flat.reshape(num_blocks, kept)
-        indices_RK -= np.arange(num_blocks)[:, None] * self._place_bits
-        if not self._offset_bits:
-            return indices_RK
-        indices_RK -= np.arange(kept)
-        indices_RK <<= self._offset_bits
-        planes = _unpack(self.offsets, first, behind, kept * self._offset_bits)
-        planes = planes.reshape(num_blocks, self._offset_bits, kept)
-        for bit in range(self._offset_bits):
-            indices_RK |= planes[:, bit].astype(np.int64) << bit
-        return indices_RK
+        places, offsets = self.places.numpy(), self.offsets.numpy()
+        return decode_indices(
+            places, offsets, self.kept_elements, self.block_elements, first=first, behind=behind
+        )
 
     def _codes(self, first: int, behind: int) -> npt.NDArray[np.int16]:
         """Return the codes -127..127, shape (R, K), of blocks first..behind."""
-        are_large_RK = _unpack(self.larges, first, behind, self.kept_elements)
-        are_negative_RK = _unpack(self.signs, first, behind, self.kept_elements)
+        are_large_RK = unpack(self.larges.numpy(), first, behind, self.kept_elements)
+        are_negative_RK = unpack(self.signs.numpy(), first, behind, self.kept_elements)
         levels_R = self.levels.numpy()[first:behind].astype(np.int16)
         codes_RK = np.where(are_large_RK, np.int16(MAX_CODE), levels_R[:, None])
         return np.negative(codes_RK, out=codes_RK, where=are_negative_RK)
-
-
-def _unpack(packed: Tensor, first: int, behind: int, num_bits: int) -> Bits:
-    """Return the bits of blocks first..behind, shape (R, num_bits)."""
-    num_bytes = num_bits // 8
-    part = packed.numpy()[first * num_bytes : behind * num_bytes]
-    bits: Bits = np.unpackbits(part, bitorder="little").view(np.bool_)
-    return bits.reshape(behind - first, num_bits)
-
-
-def _pack(bits_R: Bits) -> Bytes:
-    """Pack the bits of R blocks, each a multiple of 8, into bytes, flat."""
-    return np.packbits(bits_R.reshape(-1), bitorder="little")
 
 
 def encode_topk2(x_P: Tensor, codec: CodecSpec, round_index: int) -> TopK2Gradient:
@@ -246,21 +221,8 @@ def _encode_blocks(x_S: Floats, block: int, kept: int) -> tuple[npt.NDArray[np.g
     values_RK = x_RB.reshape(-1)[indices_RK]
     indices_RK -= np.arange(num_blocks)[:, None] * block
     scales_R, levels_R, is_large_RK = _two_magnitudes(np.abs(values_RK))
-    places, offsets = _encode_indices(indices_RK, block)
-    return scales_R, levels_R, places, offsets, _pack(is_large_RK), _pack(values_RK < 0)
-
-
-def _encode_indices(indices_RK: Indices, block: int) -> tuple[Bytes, Bytes]:
-    """Return `places` and `offsets` for sorted indices."""
-    num_blocks, kept = indices_RK.shape
-    offset_bits, place_bits = index_bits(kept, block)
-    is_place_R = np.zeros((num_blocks, place_bits), dtype=np.bool_)
-    places_RK = (indices_RK >> offset_bits) + np.arange(kept) if offset_bits else indices_RK
-    is_place_R[np.arange(num_blocks)[:, None], places_RK] = True
-    planes = np.empty((num_blocks, offset_bits, kept), dtype=np.bool_)
-    for bit in range(offset_bits):
-        planes[:, bit] = (indices_RK >> bit) & 1
-    return _pack(is_place_R), _pack(planes)
+    places, offsets = encode_indices(indices_RK, block)
+    return scales_R, levels_R, places, offsets, pack(is_large_RK), pack(values_RK < 0)
 
 
 def _largest(magnitudes_RB: npt.NDArray[np.int32], kept: int) -> Bits:

@@ -239,7 +239,7 @@ def test_indices_rise_and_stay_in_the_block() -> None:
     blob.verify_bounds()
     assert torch.nonzero(decode(blob)).view(-1).tolist() == good
     for bad in ([0, 1, 7, 7, 30, 31, 62, 63], [0, 2, 1, 8, 30, 31, 62, 63], [*good[:-1], 64]):
-        with pytest.raises(ContributionRejectedError, match="order or bounds"):
+        with pytest.raises(ContributionRejectedError, match="order"):
             hand_made(bad).verify_bounds()
 
 
