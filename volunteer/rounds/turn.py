@@ -19,6 +19,7 @@ from volunteer.rounds.chain import (
 )
 from volunteer.rounds.fork_choice import subtree
 from volunteer.rounds.knowledge import Knowledge
+from volunteer.rounds.records import Contribution
 
 QUORUM_WAIT_FRACTION = 0.8
 """Of the failover interval: what a proposer waits for votes beyond its turn."""
@@ -90,7 +91,8 @@ def leavings_to_list(known: Knowledge, tip: ChainFacts, me: str, *, limit: int) 
 def least_turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> float:
     """Return what `turn_delay_s` is at least, whatever is held: cheap enough for every event."""
     rank = rank_of(known.rules, tip, me)
-    return timing.grace_s + rank * timing.failover_s if rank else 0.0
+    num_turns = rank if tip.rosters[1] else 0
+    return timing.grace_s + num_turns * timing.failover_s if rank else 0.0
 
 
 def turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> float:
@@ -111,8 +113,22 @@ def turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> 
     is_complete = expected_at(tip) <= {c.author for c in held}
     if rank == 0 and is_complete and has_quorum and knows_whom:
         return 0.0
-    delay_s = timing.grace_s + rank * timing.failover_s
+    num_turns = rank if tip.rosters[1] else _num_lower_ranks(known, tip, held, rank)
+    delay_s = timing.grace_s + num_turns * timing.failover_s
     return delay_s if has_quorum else delay_s + QUORUM_WAIT_FRACTION * timing.failover_s
+
+
+def _num_lower_ranks(
+    known: Knowledge, tip: ChainFacts, held: Iterable[Contribution], rank: int
+) -> int:
+    """Return how many ranks below `rank` those who contributed on `tip` have.
+
+    At the start of an open run the chain knows nobody, and everybody's rank is one of four by hash:
+    a turn is waited for only where somebody is seen who could take it. Without that, the first
+    commit waited up to three failover intervals for nobody.
+    """
+    ranks = {rank_of(known.rules, tip, contribution.author) for contribution in held}
+    return sum(other < rank for other in ranks)
 
 
 def is_child_on_its_way(

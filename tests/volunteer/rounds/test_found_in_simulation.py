@@ -8,7 +8,7 @@ from tests.volunteer.rounds.chain_builder import ChainBuilder, make_rules
 from tests.volunteer.rounds.desk import FAILOVER_S, GRACE_S, ROUND_S, Desk, desk_at, only, others
 from tests.volunteer.rounds.test_chain import grown
 from volunteer.rounds import events as ev
-from volunteer.rounds.chain import rank_order
+from volunteer.rounds.chain import rank_of, rank_order
 from volunteer.rounds.sampling import OTHERS_PART, sample_contributions
 from volunteer.rounds.turn import (
     Timing,
@@ -42,6 +42,33 @@ def test_nobody_s_turn_comes_before_the_least_delay() -> None:
             least_s = least_turn_delay_s(chain.known, facts, timing, peer)
             assert least_s <= turn_delay_s(chain.known, facts, timing, peer)
         chain.contribution(others(Desk(chain, "c"))[0], tip)
+
+
+def test_the_first_turn_of_an_open_run_waits_for_nobody_who_is_not_there() -> None:
+    """Found beside hivemind: four members of ranks 1 to 3 waited for a rank 0 that nobody had."""
+    chain = ChainBuilder(make_rules(publisher=""))
+    timing = Timing(round_s=ROUND_S, grace_s=GRACE_S, failover_s=FAILOVER_S)
+    facts = chain.facts(chain.genesis)
+    by_rank: dict[int, str] = {}
+    for peer in (f"peer {number}" for number in range(64)):
+        by_rank.setdefault(rank_of(chain.rules, facts, peer), peer)
+    assert set(by_rank) == {0, 1, 2, 3}
+
+    def delay_s(rank: int) -> float:
+        least_s = least_turn_delay_s(chain.known, facts, timing, by_rank[rank])
+        turn_s = turn_delay_s(chain.known, facts, timing, by_rank[rank])
+        assert least_s <= turn_s
+        return turn_s
+
+    chain.contribution(by_rank[3], chain.genesis)
+    assert delay_s(3) == GRACE_S
+    chain.contribution(by_rank[1], chain.genesis)
+    assert delay_s(3) == GRACE_S + FAILOVER_S
+    assert delay_s(1) == GRACE_S
+    chain.contribution(by_rank[0], chain.genesis, is_held=False)
+    assert delay_s(1) == GRACE_S
+    chain.contribution(by_rank[2], chain.genesis)
+    assert delay_s(3) == GRACE_S + 2 * FAILOVER_S
 
 
 def test_what_comes_together_is_taken_in_before_anything_is_done() -> None:
