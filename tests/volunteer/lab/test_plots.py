@@ -79,7 +79,7 @@ def test_labels_keep_apart_in_the_order_of_their_lines() -> None:
 def test_a_diverging_arm_does_not_squeeze_the_others() -> None:
     def curve(*losses: float) -> Curve:
         xs = tuple(float(i) for i in range(len(losses)))
-        return Curve("arm", 1, xs, xs, losses, losses, losses)
+        return Curve("arm", xs, xs, losses, losses, losses)
 
     good, diverging = curve(5.0, 3.0, 2.5, 2.4), curve(5.0, 4.0, 50.0, math.inf)
     bottom, top = _frame([good, diverging, good])

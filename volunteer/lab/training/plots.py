@@ -2,7 +2,9 @@
 
 Runs in: the lab, on the command line. matplotlib is the extra `plots`; nothing else imports it.
 
-One line an arm, the mean over seeds, with a band from the lowest to the highest seed. The colours
+One line an arm, the mean over the seeds that all have, with a band from the lowest to the highest.
+A seed makes first weights and data, which all its arms share; so seeds are first aligned, each
+moved by what its reference arm ends above or below the mean. What is left is what differs. Colours
 are Okabe and Ito's, told apart by all common kinds of colour vision; where they run out, the lines
 are dashed, and every line is named at its end, with its last loss. An arm that leaves the frame (a
 control that diverges) is named with its loss all the same.
@@ -11,17 +13,20 @@ control that diverges) is named with its loss all the same.
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from volunteer.files import replace_file
 from volunteer.lab.training.experiment import Experiment
 from volunteer.lab.training.results import LabError, Outcomes, Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLOURS = (
     "#0072B2",  # blue
@@ -35,9 +40,12 @@ _COLOURS = (
 """Okabe and Ito, Color Universal Design; without the yellow, which is faint on white."""
 _DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5))
 _DPI = 100
+_PALETTE_COLOURS = 128
 _FRAME_FROM = 0.25
 """The frame's top is where the arms stood after this fraction of the tokens: what comes before is
 the same steep fall for all, and would squeeze the rest."""
+_NARROW = 100.0
+"""Amounts that are closer together than this have marks at 2 and 5 as well."""
 _LINE_HEIGHT_FRACTION = 0.042
 """Of the frame's height: how far two labels keep apart."""
 
@@ -55,7 +63,6 @@ class _Curve:
     """An arm as it is drawn: one entry a point that all of its seeds have."""
 
     name: str
-    num_seeds: int
     tokens: tuple[float, ...]
     bytes_sent: tuple[float, ...]
     mean: tuple[float, ...]
@@ -86,26 +93,55 @@ def plot_experiment(file: Path, experiment: Experiment, points: Iterable[Point])
     if not can_plot():
         raise PlotsMissingError
     outcomes = Outcomes(points)
-    curves = [_curve(arm.name, outcomes) for arm in experiment.arms if outcomes.seeds(arm.name)]
-    if not curves:
+    names = [arm.name for arm in experiment.arms if outcomes.seeds(arm.name)]
+    if not names:
         return False
-    _draw_figure(file, curves, experiment.title)
+    seeds = outcomes.seeds(*names)
+    shifts = _shifts(outcomes, experiment.reference, seeds)
+    curves = [
+        _curve(name, outcomes, shifts or dict.fromkeys(outcomes.seeds(name), 0.0)) for name in names
+    ]
+    _draw_figure(file, curves, f"{experiment.title} ({_describe_seeds(len(shifts), experiment)})")
     return True
 
 
-def _curve(name: str, outcomes: Outcomes) -> _Curve:
+def _shifts(outcomes: Outcomes, reference: str, seeds: Sequence[int]) -> dict[int, float]:
+    """Return how far each seed is moved; empty if no seed is finished for all arms."""
+    if not seeds:
+        return {}
+    if any(seed not in outcomes.seeds(reference) for seed in seeds):
+        return dict.fromkeys(seeds, 0.0)
+    ends = {seed: outcomes.last(reference, seed).loss for seed in seeds}
+    mean = _mean(tuple(ends.values()))
+    return {seed: mean - end if math.isfinite(mean) else 0.0 for seed, end in ends.items()}
+
+
+def _curve(name: str, outcomes: Outcomes, shifts: Mapping[int, float]) -> _Curve:
     """Average an arm over its seeds, as far as all of them go."""
-    runs = [outcomes.curve(name, seed) for seed in outcomes.seeds(name)]
+    runs = [outcomes.curve(name, seed) for seed in shifts]
     rows = list(zip(*runs, strict=False))  # one that broke down is shorter
-    losses = [[point.loss for point in row] for row in rows]
+    losses = [
+        [point.loss + shift for point, shift in zip(row, shifts.values(), strict=True)]
+        for row in rows
+    ]
     return _Curve(
         name=name,
-        num_seeds=len(runs),
         tokens=tuple(_mean([point.tokens / 1e6 for point in row]) for row in rows),
         bytes_sent=tuple(_mean([point.bytes_per_worker for point in row]) for row in rows),
         mean=tuple(map(_mean, losses)),
         lowest=tuple(map(min, losses)),
         highest=tuple(map(max, losses)),
+    )
+
+
+def _describe_seeds(num_seeds: int, experiment: Experiment) -> str:
+    if num_seeds == 0:
+        return "no seed is finished for all: each arm over its own"
+    if num_seeds == 1:
+        return "1 seed"
+    return (
+        f"mean of {num_seeds} seeds, aligned at the end of {experiment.reference};"
+        " band: lowest to highest"
     )
 
 
@@ -128,22 +164,38 @@ def _draw_figure(file: Path, curves: Sequence[_Curve], title: str) -> None:
     by_tokens.set_ylabel("held-out loss, nats a byte")
     by_tokens.set_xlabel("tokens trained by all workers, millions")
     by_bytes.set_xlabel("bytes sent by a worker (level line: one that sends none)")
-    if any(curve.bytes_sent[-1] > 0 for curve in curves):
-        by_bytes.set_xscale("log")
+    _scale_bytes(by_bytes, [curve.bytes_sent for curve in curves])
     for axes in (by_tokens, by_bytes):
         axes.grid(color="0.9", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
     _label_ends(by_bytes, curves, bottom, top)
-    figure.suptitle(f"{title} ({_describe_seeds(curves)})", fontsize=11)
-    figure.savefig(file, format="png", metadata={"Software": None}, pil_kwargs={"optimize": True})
+    figure.suptitle(title, fontsize=11)
+    _write(file, figure)
 
 
-def _describe_seeds(curves: Sequence[_Curve]) -> str:
-    counts = sorted({curve.num_seeds for curve in curves})
-    if counts == [1]:
-        return "1 seed"
-    many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"mean of {many} seeds; band: lowest to highest"
+def _write(file: Path, figure: Figure) -> None:
+    """Write the picture with a palette, which takes a third of the bytes."""
+    from PIL import Image  # comes with matplotlib
+
+    drawn, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", metadata={"Software": None})
+    with Image.open(drawn) as image:
+        image.convert("RGB").quantize(_PALETTE_COLOURS).save(small, format="PNG", optimize=True)
+    replace_file(file, [small.getvalue()], mode=0o644)
+
+
+def _scale_bytes(axes: Axes, sent: Sequence[Sequence[float]]) -> None:
+    """Make the axis logarithmic, with names as `5 MB`, few enough to be read."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+    amounts = [amount for amounts in sent for amount in amounts if amount > 0]
+    if not amounts:
+        return
+    axes.set_xscale("log")
+    is_narrow = max(amounts) < _NARROW * min(amounts)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_narrow else (1.0,)))
+    axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _mean(values: Sequence[float]) -> float:
