@@ -100,14 +100,25 @@ def test_workers_come_and_go() -> None:
     assert up[1].tokens < down[1].tokens
 
 
+def exclusions(plan: DiLoCoPlan, num_steps: int = 8) -> list[tuple[str, int]]:
+    rows = points(plan, tiny_task(num_steps))
+    notes = [note for point in rows for note in point.notes.split(NOTE_SEPARATOR)]
+    return [excluded_note(note) for note in notes if note.startswith("excluded")]
+
+
 @pytest.mark.parametrize(
     ("attack", "commit"), [("-10 D", 2), ("-20 D", 2), ("noise", 2), ("stale", 3)]
 )
 def test_an_attacker_is_excluded_and_nobody_else(attack: Attack, commit: int) -> None:
     plan = DiLoCoPlan(num_workers=5, steps_a_round=2, attackers=((2, attack),))
-    notes = [note for point in points(plan) for note in point.notes.split(NOTE_SEPARATOR)]
-    excluded = [excluded_note(note) for note in notes if note.startswith("excluded")]
-    assert excluded == [("worker-2", commit)]
+    assert exclusions(plan) == [("worker-2", commit)]
+
+
+def test_a_copier_is_excluded_by_scorers_alone() -> None:
+    plan = DiLoCoPlan(num_workers=6, steps_a_round=2, attackers=((2, "copied"),))
+    assert exclusions(plan, 16) == []
+    scored = exclusions(replace(plan, has_scorers=True), 16)
+    assert [author for author, _ in scored] == ["worker-2"]
 
 
 def test_a_slow_honest_worker_on_another_text_is_not_excluded() -> None:

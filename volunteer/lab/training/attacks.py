@@ -11,6 +11,7 @@ Shape legend: P parameters.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -55,7 +56,8 @@ class Attacker:
         if self._first is None:
             self._first = own.gradient
         if self._kind == "copied":
-            return _with_content(own, worker, honest[0].gradient)
+            copied = _with_content(own, worker, honest[0].gradient)
+            return replace(copied, copy_of=honest[0].contribution_id)
         if self._kind == "stale":
             return _with_content(own, worker, self._first)
         decoded_P = compression.decode(own.gradient)

@@ -3,21 +3,23 @@
 Runs in: lab. Pure.
 
 The same calls as in rounds/chain.py, on records that nobody signs and a chain that never branches.
-Scorers (rounds/scoring.py) are not played: what is seen here, blobs alone show.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from blake3 import blake3
 
+from volunteer.lab.training.scorers import Verdicts
 from volunteer.lab.training.worker import Sent
 from volunteer.messages import ListedWork, Outcome
 from volunteer.rounds.attendance import next_times_listed
 from volunteer.rounds.bad_work import is_stale, next_contents
 from volunteer.rounds.exclusion import PROBATION_ROUNDS, Strikes
 from volunteer.rounds.records import DENSE_MODULE, Contribution
+from volunteer.rounds.scoring import blamed_authors
 from volunteer.rounds.tally import Tally
 from volunteer.training.compression import EncodedGradient
 
@@ -39,6 +41,7 @@ class Books:
         self._strikes = Strikes()
         self._contents: Mapping[str, tuple[int, int]] = {}
         self._times_listed = Tally()
+        self._verdicts = Verdicts()
 
     def listed_works(
         self, sent: Sequence[Sent], *, is_uniform: bool = False
@@ -52,7 +55,11 @@ class Books:
         return tuple(self._listed(one, is_uniform=is_uniform) for one in sent)
 
     def note_commit(
-        self, sent: Sequence[Sent], outcomes: Sequence[Outcome], members: frozenset[str]
+        self,
+        sent: Sequence[Sent],
+        outcomes: Sequence[Outcome],
+        members: frozenset[str],
+        verdicts: Verdicts | None = None,
     ) -> frozenset[str]:
         """Enter a commit that lists `sent`.
 
@@ -60,6 +67,8 @@ class Books:
             sent: in list order.
             outcomes: what became of each.
             members: everyone who takes part: the roster.
+            verdicts: of this commit's scorers, who state them in their next contributions; None:
+                nobody scores.
 
         Returns:
             Who is excluded by it.
@@ -72,11 +81,23 @@ class Books:
             self.height,
             listed=authors,
             marked={one.author for one, outcome in pairs if outcome.is_marked},
+            blamed=self._blamed(sent),
             rosters=(members,),
         )
+        self._verdicts = verdicts or Verdicts()
         self._contents = next_contents(self._contents, self.height, [_record(one) for one in sent])
         self._times_listed = next_times_listed(self._times_listed, authors)
         return self._strikes.excluded(self.height + 1) - before
+
+    def _blamed(self, sent: Sequence[Sent]) -> frozenset[str]:
+        """Return whom the scorers of the last commit condemn in contributions that come now."""
+        said = self._verdicts.harmful
+        records = [
+            msgspec.structs.replace(_record(one), harmful=tuple(sorted(said[one.author])))
+            for one in sent
+            if one.author in said
+        ]
+        return blamed_authors(self._verdicts.authors, records, self._verdicts.scorers)
 
     def _listed(self, one: Sent, *, is_uniform: bool) -> ListedWork:
         height = self.height + 1

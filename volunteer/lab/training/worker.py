@@ -44,6 +44,8 @@ class Sent:
     author: str
     encoded: Encoded
     gradient: EncodedGradient
+    copy_of: str = ""
+    """Contribution that was published before, and whose content this one has; empty: none."""
 
     @property
     def own_work(self) -> OwnWork:

@@ -15,15 +15,20 @@ from volunteer.lab.training.strategies.diloco import DiLoCoPlan, excluded_note
 from volunteer.run import OuterSpec
 
 NUM_WORKERS = 8
-BASE = DiLoCoPlan(num_workers=NUM_WORKERS, steps_a_round=10, outer=OuterSpec(lr=0.7, momentum=0.5))
+BASE = DiLoCoPlan(
+    num_workers=NUM_WORKERS,
+    steps_a_round=10,
+    outer=OuterSpec(lr=0.7, momentum=0.5),
+    has_scorers=True,
+)
 HONEST, OUTLIER = "8 honest", "8 honest, one 10x slower and on another text"
 ATTACKS: tuple[Attack, ...] = ("-10 D", "-20 D", "noise", "stale", "copied")
 MAX_ROUNDS_TO_EXCLUSION = 3
 REMARKS = (
     "An attacker trains as the others do and sends something else: its work times -10 or -20, noise"
     " of the same norm, the content of its first contribution again, or another's of the same"
-    " round. Who is excluded, and for how long, is decided by the program's rules from the listed"
-    " contributions alone.",
+    " round. Who is excluded, and for how long, the program's rules decide: by what blobs alone"
+    " show, and by the verdicts of drawn scorers, among whom attackers say that nothing does harm.",
     "The reference has 8 honest workers: an arm with attackers also lacks their work.",
 )
 
@@ -116,6 +121,6 @@ ENTRY = Entry(
     name="acceptance-12",
     title="1 and 2 attackers of 8, and an honest worker who looks like one",
     make=make,
-    num_steps=200,
-    minutes_a_seed=3.0,
+    num_steps=100,
+    minutes_a_seed=2.0,
 )

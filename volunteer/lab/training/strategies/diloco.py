@@ -22,10 +22,12 @@ from volunteer.lab.training.attacks import Attack, Attacker
 from volunteer.lab.training.beginning import first_state
 from volunteer.lab.training.books import Books
 from volunteer.lab.training.exchange import apply_commit
+from volunteer.lab.training.scorers import Verdicts, reach_verdicts
 from volunteer.lab.training.shards import Sharding, shards_of
 from volunteer.lab.training.strategy import RoundReport
 from volunteer.lab.training.task import LabTask
 from volunteer.lab.training.worker import Sent, Worker
+from volunteer.messages import Outcome
 from volunteer.run import CodecSpec, OuterSpec, RunSpec
 
 FP32 = CodecSpec(id="fp32")
@@ -57,6 +59,8 @@ class DiLoCoPlan:
     Whoever comes is new: shared weights, empty moments, the learning rate warmed up again."""
     attackers: tuple[tuple[int, Attack], ...] = ()
     """Workers, by index, that send something else than they trained."""
+    has_scorers: bool = False
+    """Whether drawn members score contributions, as in a real run (scorers.py)."""
 
     def spec(self, task: LabTask, seed: int) -> RunSpec:
         """Return the RunSpec."""
@@ -170,14 +174,30 @@ class DiLoCo:
         listed = self._books.listed_works(sent, is_uniform=self._plan.weighting == "uniform")
         outer = self._plan.outer.at_round(self._books.height)
         applied = apply_commit(self._state, sent, listed, outer)
+        verdicts = self._verdicts(sent, applied.outcomes, members)
         self._state = applied.state
-        excluded = self._books.note_commit(sent, applied.outcomes, members)
+        excluded = self._books.note_commit(sent, applied.outcomes, members, verdicts)
         refused = [
             f"refused {one.author}"
             for one, outcome in zip(sent, applied.outcomes, strict=True)
             if outcome.refused_reason
         ]
         return (*refused, *(f"{_EXCLUDED} {a} {self._books.height}" for a in sorted(excluded)))
+
+    def _verdicts(
+        self, sent: Sequence[Sent], outcomes: Sequence[Outcome], members: frozenset[str]
+    ) -> Verdicts | None:
+        if not self._plan.has_scorers:
+            return None
+        return reach_verdicts(
+            self._spec,
+            self.weights(),
+            sent,
+            outcomes,
+            height=self._books.height + 1,
+            members=members,
+            liars=[f"worker-{index}" for index in self._attackers],
+        )
 
     def _rebase(self, sent: Sequence[Sent], listed: Sequence[Sent]) -> None:
         """Move everyone; unlisted work goes back into the local weights, with what it carried."""
