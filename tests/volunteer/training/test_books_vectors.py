@@ -58,12 +58,11 @@ class BlobAsTensor:
     [
         RoundingCodec(),
         BlobAsTensor(CodecSpec(id="int4", block_elements=16)),
-        BlobAsTensor(CodecSpec(id="int8", block_elements=16)),
         BlobAsTensor(
             CodecSpec(id="topk2", block_elements=32, ladder_kept=(8,), ladder_rounds=(0,))
         ),
     ],
-    ids=["rounding", "int4", "int8", "topk2"],
+    ids=["rounding", "int4", "topk2"],
 )
 def test_the_ledger_closes_over_random_schedules(codec: Codec[Tensor]) -> None:
     met: Counter[str] = Counter()
