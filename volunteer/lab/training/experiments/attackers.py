@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from volunteer.lab.training.attacks import Attack
+from volunteer.lab.training.beginning import FIRST_REMARK
 from volunteer.lab.training.experiment import Arm, Entry, Experiment, Verdict, at_most
 from volunteer.lab.training.experiments.acceptance import acceptance_task
 from volunteer.lab.training.results import NOTE_SEPARATOR, Outcomes
@@ -25,6 +26,7 @@ HONEST, OUTLIER = "8 honest", "8 honest, one 10x slower and on another text"
 ATTACKS: tuple[Attack, ...] = ("-10 D", "-20 D", "noise", "stale", "copied")
 MAX_ROUNDS_TO_EXCLUSION = 3
 REMARKS = (
+    FIRST_REMARK,
     "An attacker trains as the others do and sends something else: its work times -10 or -20, noise"
     " of the same norm, the content of its first contribution again, or another's of the same"
     " round. Who is excluded, and for how long, the program's rules decide: by what blobs alone"
