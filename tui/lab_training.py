@@ -1,4 +1,4 @@
-"""`allmende lab list|run|reproduce|table|presets`: experiments that train on this machine.
+"""Verbs of `allmende lab` that train on this machine, and `allmende lab presets`.
 
 Runs in: the command line. What trains is a process of its own (volunteer/lab/training), whose
 output is passed through; Ctrl+C ends it first.
