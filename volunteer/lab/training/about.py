@@ -1,4 +1,4 @@
-"""Where and how results came to be: one line of JSON for each call of the lab, and for each arm.
+"""Where and how results came to be: one line of JSON for each call of the lab.
 
 Runs in: lab. Kept apart from the points (results.py), which are the same everywhere.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import platform
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -95,6 +96,9 @@ def read_runs(folder: Path) -> Iterator[LabRun]:
 
 
 def _peak_memory_bytes() -> int:
-    memory = psutil.Process().memory_info()
-    # Windows alone keeps the peak; elsewhere it is what is held at the end.
-    return int(getattr(memory, "peak_wset", memory.rss))
+    if sys.platform == "win32":  # pragma: no cover
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # elsewhere in KiB

@@ -23,8 +23,6 @@ ENTRIES: tuple[Entry, ...] = (
     attackers.ENTRY,
     comparison.ENTRY,
 )
-REPRODUCTIONS = (opendiloco.ENTRY.name,)
-"""Those that compare with a paper."""
 
 
 def find(name: str) -> Entry:

@@ -119,7 +119,11 @@ def make_11(num_steps: int) -> Experiment:
         ),
         reference=EQUAL,
         judge=_judge_11,
-        remarks=(FIRST_REMARK,),
+        remarks=(
+            FIRST_REMARK,
+            "That the weights of a commit add up to 1, and that doubling all tokens changes"
+            " nothing, is tested for any list in tests/volunteer/training/test_weighing.py.",
+        ),
     )
 
 
