@@ -3,9 +3,8 @@
     python -m volunteer.training.export --run-dir DIR --state-hash HASH --into DIR
 
 Runs in: a process of its own, for `allmende export`. The model is Llama's: RMSNorm before attention
-and SwiGLU, rotary positions that turn i with i + head_dim / 2, no biases, tied embeddings; only the
-names differ. Tokens are bytes, which the tokenizer file says in the form of a byte-level BPE
-without merges.
+and SwiGLU, rotary positions that turn i with i + head_dim / 2, no biases; only the names differ.
+Where tokens are bytes, the tokenizer file says so in the form of a byte-level BPE without merges.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from volunteer.training.child_process import lower_priority
 from volunteer.training.layout import ParameterSlot, model_layout, num_parameters
 from volunteer.training.model import NORM_EPSILON
 from volunteer.training.state import read_state
+from volunteer.training.tokenizer import tokenizer_file
 
 WEIGHTS_NAME: Final = "model.safetensors"
 CONFIG_NAME: Final = "config.json"
@@ -45,7 +45,11 @@ TOKENIZER_CONFIG_NAME: Final = "tokenizer_config.json"
 CARD_NAME: Final = "README.md"
 _FILE_MODE: Final = 0o644
 _NICENESS: Final = 19
-_OUTSIDE: Final = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight"}
+_OUTSIDE: Final = {
+    "embedding": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "output": "lm_head.weight",
+}
 _OF_LAYER: Final = {
     "attention_norm": "input_layernorm",
     "wq": "self_attn.q_proj",
@@ -87,6 +91,7 @@ def export(run_dir: Path, module_id: str, origin: Provenance, folder: Path) -> N
 
     Raises:
         CheckpointCorruptError: the state on the disk is damaged, or what was written differs.
+        DataUnavailableError: the run's tokenizer is not here yet.
         VolunteerError: the state is not here, or the folder cannot be written.
         OSError: it cannot be read.
 
@@ -107,7 +112,11 @@ def export(run_dir: Path, module_id: str, origin: Provenance, folder: Path) -> N
     weights_P = read_state(store.file_of(origin.state_hash), num_parameters(model)).weights_P
     make_folder(folder)
     _replace_json(folder / CONFIG_NAME, config_of(model))
-    _replace_json(folder / TOKENIZER_NAME, byte_tokenizer())
+    tokenizer = tokenizer_file(origin.spec, store)
+    if tokenizer is None:
+        _replace_json(folder / TOKENIZER_NAME, byte_tokenizer())
+    else:
+        replace_file(folder / TOKENIZER_NAME, tokenizer, mode=_FILE_MODE)
     _replace_json(folder / TOKENIZER_CONFIG_NAME, tokenizer_config(model))
     replace_file(folder / CARD_NAME, model_card(origin).encode(), mode=_FILE_MODE)
     write_weights(folder / WEIGHTS_NAME, weights_P, model)
@@ -166,7 +175,7 @@ def read_weights(file: Path, model: ModelSpec) -> Tensor:
     """Read what `write_weights` or a library has written, as one flat vector.
 
     Args:
-        file: hostile; tied or without an output projection.
+        file: hostile; where the output is tied it may have it nonetheless.
         model: the shape it should have.
 
     Returns:
@@ -179,7 +188,9 @@ def read_weights(file: Path, model: ModelSpec) -> Tensor:
     weights_P = torch.empty(num_parameters(model))
     try:
         with safe_open(file, framework="numpy") as opened:
-            names = set(opened.keys()) - {"lm_head.weight"}
+            names = set(opened.keys())
+            if model.tied_embeddings:
+                names.discard(_OUTSIDE["output"])  # the library may write what is tied twice
             for slot in model_layout(model):
                 name = hugging_face_name(slot)
                 if name not in names:
@@ -201,7 +212,6 @@ def read_weights(file: Path, model: ModelSpec) -> Tensor:
 
 def config_of(model: ModelSpec) -> dict[str, Any]:
     """Return config.json of a model."""
-    head_dim = model.dim // model.num_heads
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -210,15 +220,15 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
         "intermediate_size": model.ffn_dim,
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_heads,
-        "head_dim": head_dim,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
         "max_position_embeddings": model.context_tokens,
         "rms_norm_eps": NORM_EPSILON,
         "rope_theta": model.rope_base,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": model.tied_embeddings,
         "bos_token_id": None,
         "eos_token_id": None,
         "torch_dtype": "float32",
@@ -273,11 +283,12 @@ def _byte_letters() -> Iterator[str]:
 def model_card(origin: Provenance) -> str:
     """Return README.md: what the weights are, and where they come from."""
     spec = origin.spec
+    tokens_are = "tokens are bytes" if spec.data.tokenizer == "bytes" else "tokenizer.json beside"
     return (
         f"# {spec.name}, round {origin.round_index}\n\n"
         f"{spec.description}\n\n"
         f"- Run: `{spec.run_id}`\n- State hash: `{origin.state_hash}`\n"
-        f"- Parameters: {num_parameters(spec.model):,}; tokens are bytes\n"
+        f"- Parameters: {num_parameters(spec.model):,}; {tokens_are}\n"
         f"- Licence: {spec.licence}\n\n"
         "Trained by volunteers with Allmende. With Hugging Face's transformers:\n\n"
         "```python\n"
