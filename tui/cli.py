@@ -136,6 +136,10 @@ def start(
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1; default: the best.")
     ] = None,
+    run_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A RunSpec to take part in; default: `commons`."),
+    ] = None,
     round_s: Annotated[
         float | None,
         typer.Option(
@@ -163,6 +167,7 @@ def start(
         no_dht=no_dht,
         ignore_idle=ignore_idle,
         device=device,
+        run_file=run_file,
         round_s=round_s,
         threads=threads,
     )

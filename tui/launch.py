@@ -48,6 +48,8 @@ class AgentOptions:
     """Contribute whatever the idle policy says."""
     device: str | None = None
     """As torch names it; None: the agent chooses."""
+    run_file: Path | None = None
+    """A RunSpec file; None: the run of the package."""
     round_s: float | None = None
     """Length of a round in seconds, for runs of one's own."""
     threads: int | None = None
@@ -61,6 +63,7 @@ class AgentOptions:
         argv += ["--no-dht"] if self.no_dht else []
         argv += ["--ignore-idle"] if self.ignore_idle else []
         argv += ["--device", self.device] if self.device is not None else []
+        argv += ["--run-file", str(self.run_file.absolute())] if self.run_file else []
         argv += ["--round-s", f"{self.round_s:g}"] if self.round_s is not None else []
         argv += ["--threads", str(self.threads)] if self.threads is not None else []
         return tuple(argv)
@@ -80,10 +83,14 @@ def verify_wishes(locations: Locations, options: AgentOptions) -> None:
 
     Raises:
         ConfigError: the file or a flag is not valid, or a folder cannot be used.
+        RunSpecError: the RunSpec file is not valid.
     """
     from volunteer.config import load_config
+    from volunteer.run import read_run_spec
 
     load_config(locations.config_file, options.overrides())
+    if options.run_file is not None:
+        read_run_spec(options.run_file)
     locations.prepare()
 
 
