@@ -38,7 +38,7 @@ def demo(
         typer.Option(
             metavar="S",
             callback=arguments.round_length,
-            help="Round length; default: the run's, or a twentieth of the time.",
+            help="Round length; default: the run's, or a thirtieth of the time.",
         ),
     ] = None,
     verify: Annotated[

@@ -196,7 +196,7 @@ def speed_rows(status: Status) -> tuple[Row, ...]:
     is_resting = status.state in ("paused", "waiting", "stopped") and status.trainer_pid is None
     own = "none while it rests" if is_resting else format_rate(status.tokens_per_s)
     return (
-        ("Held-out loss", format_loss(status.held_out_loss)),
+        ("Held-out loss", format_loss(status.held_out_loss, status.held_out_stderr)),
         ("Train loss", format_loss(status.train_loss)),
         ("This machine", own),
         ("Swarm", f"{format_rate(status.swarm_tokens_per_s)}, {peers_phrase(status.num_peers)}"),

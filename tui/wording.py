@@ -57,9 +57,11 @@ def format_bytes(num_bytes: int) -> str:
     return f"{format_scaled(num_bytes)}B" if num_bytes >= 1000 else f"{num_bytes} B"
 
 
-def format_loss(loss: float | None) -> str:
-    """Return a loss in nats with four decimals."""
-    return NOT_YET if loss is None or not math.isfinite(loss) else f"{loss:.4f}"
+def format_loss(loss: float | None, stderr: float | None = None) -> str:
+    """Return a loss in nats with four decimals, and how sure it is where that is known."""
+    if loss is None or not math.isfinite(loss):
+        return NOT_YET
+    return f"{loss:.4f}" if not stderr else f"{loss:.4f} \N{PLUS-MINUS SIGN} {stderr:.4f}"
 
 
 def format_duration(duration_s: float | None) -> str:

@@ -50,8 +50,8 @@ def whole_words(text: str) -> list[str]:
 
 def run_dir_of(folder: Path) -> Path:
     """Return the folder of the run in a kept demo's, an agent's or a run's own folder."""
-    for pattern in (".", "runs/*", "volunteer-0/runs/*"):
-        found = [each for each in sorted(folder.glob(pattern)) if (each / "spec.toml").is_file()]
+    for candidates in ([folder], folder.glob("runs/*"), folder.glob("volunteer-0/runs/*")):
+        found = [each for each in candidates if (each / "spec.toml").is_file()]
         if len(found) == 1:
             return found[0]
     raise SystemExit(f"{folder}: no folder of exactly one run")

@@ -107,6 +107,11 @@ started()
 say(type="failed", error="StorageFullError", message="no space left to write it", hint="make room")
 sys.exit(1)
 """
+TRAINER_WITHOUT_DATA = """
+say(type="preparing")
+say(type="failed", error="DataUnavailableError", message="hf:x cannot be read", hint="")
+sys.exit(1)
+"""
 
 
 def python(script: str) -> list[str]:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.tui.command_line import FAKE_START, run
+from tui.launch import AgentOptions
 from volunteer.answers import Status
 
 pytestmark = pytest.mark.slow
@@ -41,6 +42,12 @@ def test_start_runs_the_agent_detached_and_says_how_to_stop_it(started_home: Pat
     agent.wait(timeout=10)
 
 
+def test_a_run_file_is_passed_on_from_wherever_one_stands() -> None:
+    options = AgentOptions(run_file=Path("my run.toml"), round_s=7.5)
+    due = ("--run-file", str(Path("my run.toml").absolute()), "--round-s", "7.5")
+    assert options.to_argv() == due
+
+
 PEER = "/p2p/12D3KooWKRyzVWW6ChFjQjK4miCty85Niy48tpPV95XdKu1BcvMA"
 
 
@@ -53,6 +60,7 @@ PEER = "/p2p/12D3KooWKRyzVWW6ChFjQjK4miCty85Niy48tpPV95XdKu1BcvMA"
         (["--device", "gpu"], "--device must be auto, cpu,"),
         (["--threads", "9999"], "--threads must be 0 to 1_024, not 9999"),
         (["--device", "gpu", "--foreground"], "--device must be auto, cpu,"),
+        (["--run-file", "/nowhere/run.toml"], "/nowhere/run.toml: "),
     ],
 )
 def test_what_the_agent_would_refuse_is_refused_before(

@@ -15,7 +15,7 @@ from volunteer.errors import RunSpecError
 from volunteer.run import RunSpec, read_run_spec, signed_bytes, verify_run_spec
 
 DEFAULT_RUN = "demo"
-NUM_ROUNDS = 20
+NUM_ROUNDS = 30
 """At least so many rounds end in a demo whose run's own rounds would be longer."""
 MIN_ROUND_S = 8.0
 KEPT_ROUNDS = 64
@@ -29,7 +29,7 @@ def choose_demo_run(name: str, *, minutes: float, round_s: float | None) -> RunS
     Args:
         name: of a built-in run, or a RunSpec file.
         minutes: how long the demo trains.
-        round_s: the length of a round, in seconds; None: the run's own, or a twentieth of the time.
+        round_s: the length of a round, in seconds; None: the run's own, or a thirtieth of the time.
 
     Raises:
         RunSpecError: there is no such run, or it is not valid.

@@ -25,7 +25,7 @@ def identity(tmp_path: Path) -> Identity:
     [
         ("demo", 2.0, None, 8.0),
         ("demo", 10.0, None, 8.0),
-        ("commons", 10.0, None, 30.0),
+        ("commons", 10.0, None, 20.0),
         ("commons", 1.0, None, 8.0),
         ("commons", 10.0, 45.0, 45.0),
     ],

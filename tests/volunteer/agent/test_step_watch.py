@@ -60,3 +60,12 @@ def test_time_that_nobody_has_watched_counts_little() -> None:
     assert not watch.is_hung(100 * SILENCE_DEADLINE_S)
     watch.note_step()
     assert watch.deadline_s == SILENCE_DEADLINE_S, "nor is it how slow the machine is"
+
+
+def test_who_prepares_data_for_hours_does_not_hang() -> None:
+    watch = StepWatch()
+    for _ in range(1000):
+        assert not watch.is_hung(WATCH_EVERY_S)
+        watch.note_preparing()
+    hung_after = next(n for n in range(1000) if watch.is_hung(WATCH_EVERY_S))
+    assert abs(hung_after * WATCH_EVERY_S - SILENCE_DEADLINE_S) <= 2 * WATCH_EVERY_S

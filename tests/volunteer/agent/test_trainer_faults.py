@@ -25,9 +25,11 @@ from volunteer.agent.backoff import MAX_CRASHES, QUARANTINE_S
 from volunteer.agent.child import END_DEADLINE_S, LOOK_EVERY_S, LOOKS_UNTIL_WOKEN, Child
 from volunteer.agent.step_watch import SILENCE_DEADLINE_S, WATCH_EVERY_S
 from volunteer.agent.trainer_service import (
+    DATA_WAIT_S,
     DISK_WAIT_S,
     LET_GO,
     MEMORY_WAIT_S,
+    REACHABLE,
     STARTED_AGAIN,
     STOP_DEADLINE_S,
     TRIED_AGAIN,
@@ -150,17 +152,27 @@ def test_who_holds_the_memory_is_named_and_it_is_tried_more_and_more_seldom(
     trainer.run(body)
 
 
-def test_a_disk_that_cannot_be_written_is_waited_for_and_is_no_crash(tmp_path: Path) -> None:
-    trainer = WatchedTrainer(tmp_path, programs.TRAINER_DISK_FULL)
+@pytest.mark.parametrize(
+    ("program", "first_wait_s", "problem", "resumes_when"),
+    [
+        (programs.TRAINER_DISK_FULL, DISK_WAIT_S, "no space left to write it; make room", WRITABLE),
+        (programs.TRAINER_WITHOUT_DATA, DATA_WAIT_S, "hf:x cannot be read", REACHABLE),
+    ],
+    ids=["disk", "data"],
+)
+def test_a_disk_or_data_that_cannot_be_had_is_waited_for_and_is_no_crash(
+    tmp_path: Path, program: str, first_wait_s: float, problem: str, resumes_when: str
+) -> None:
+    trainer = WatchedTrainer(tmp_path, program)
 
     async def body(nursery: trio.Nursery, clock: MockClock) -> None:
         service = trainer.service
         service.want()
         for number in range(7):
-            wait_s = DISK_WAIT_S * min(16, 2**number)
+            wait_s = first_wait_s * min(16, 2**number)
             await until(lambda wait_s=wait_s: service.tried_in_s == wait_s)  # type: ignore[misc]
-            assert service.view.problem == "no space left to write it; make room"
-            assert service.view.resumes_when == WRITABLE
+            assert service.view.problem == problem
+            assert service.view.resumes_when == resumes_when
             clock.jump(wait_s)
         assert not service._backoff.is_broken
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
 
+from p2p.blobstore import BlobStore
 from tests.volunteer.training.tiny_run import tiny_spec, tiny_weights_P
 from volunteer.errors import TrainerError
+from volunteer.messages import EvaluateState, StateEvaluated
 from volunteer.training import evaluation
+from volunteer.training.aggregator import Aggregator
 from volunteer.training.data import held_out_windows, load_corpus
 from volunteer.training.evaluation import evaluate, held_out_loss, spread_order
+from volunteer.training.genesis import genesis_slices
+from volunteer.training.layout import num_parameters
 from volunteer.training.model import forward, next_token_loss, weights_of
+from volunteer.training.state import write_state_slices
 
 SPEC = tiny_spec()
 
@@ -77,3 +84,18 @@ def test_the_standard_error_is_that_of_a_mean_where_windows_cover_alike() -> Non
         means.append(float(loss))
     due = statistics.stdev(means) / math.sqrt(64)
     assert evaluate(SPEC, weights_P, corpus).stderr == pytest.approx(due, rel=1e-4)
+
+
+def test_an_aggregator_of_whom_something_else_is_asked_measures_one_batch(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    state_hash = write_state_slices(genesis_slices(SPEC), num_parameters(SPEC.model), store)
+    command = EvaluateState(request_id=3, state_hash=state_hash)
+    found = []
+    for is_awaited in (True, False):
+        aggregator = Aggregator(SPEC, "dense", store, is_awaited=lambda is_it=is_awaited: is_it)  # type: ignore[misc]  # bound now
+        event = aggregator.answer(command)
+        assert isinstance(event, StateEvaluated)
+        found.append(event)
+    assert [event.num_windows for event in found] == [evaluation.BATCH_SEQUENCES, 64]
+    assert found[1].held_out_loss == held_out_loss(SPEC, tiny_weights_P(SPEC))
+    assert found[0].loss_stderr > found[1].loss_stderr > 0.0
