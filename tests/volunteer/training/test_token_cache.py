@@ -209,6 +209,17 @@ def test_what_is_not_used_any_more_goes_and_what_has_moved_stays(tmp_path: Path)
     assert after.items() < before.items()
 
 
+def test_tokens_of_files_that_are_away_stay(tmp_path: Path) -> None:
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    (drive / "a.txt").write_text(milton(3000))
+    spec = run_on(f"file:{drive}/*.txt")
+    prepared(spec, tmp_path / "run")
+    drive.rename(tmp_path / "elsewhere")
+    assert prepared(spec, tmp_path / "run").texts == ()
+    assert list((tmp_path / "run" / "data" / "tokens").iterdir())
+
+
 def test_a_changed_file_is_another(tmp_path: Path) -> None:
     spec = run_on(f"file:{tmp_path}/*.txt")
     (tmp_path / "a.txt").write_text(milton(3000))

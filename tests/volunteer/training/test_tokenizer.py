@@ -8,13 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
 from p2p.blobstore import BlobStore
-from tests.volunteer.training.texts import VOCABULARY, bpe_tokenizer, milton, run_on
+from tests.volunteer.training.texts import VOCABULARY, bpe_tokenizer, milton, run_on, store_in
 from volunteer.errors import DataUnavailableError, RunSpecError
+from volunteer.messages import Generate
+from volunteer.training.export import Provenance, export
+from volunteer.training.genesis import genesis_slices
+from volunteer.training.layout import num_parameters
+from volunteer.training.model import weights_of
+from volunteer.training.sample import answer, generate_tokens
+from volunteer.training.state import read_state, write_state_slices
 from volunteer.training.tokenizer import (
     MAX_TOKENIZER_BYTES,
     BytesTokenizer,
@@ -58,6 +66,28 @@ def test_what_a_tokenizer_leaves_out_counts_for_the_next_token() -> None:
     assert encoded.tokens.tolist() == [0, 2, 1]
     assert encoded.num_bytes is not None
     assert encoded.num_bytes.tolist() == [5, 6, 7]  # of 18 bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", ["", "the sea"])
+def test_a_sample_is_written_and_exported_in_the_runs_tokenizer(
+    tmp_path: Path, prompt: str
+) -> None:
+    run_dir = tmp_path / "run"
+    store = store_in(run_dir)
+    store.add_bytes(CONTENT)
+    state_hash = write_state_slices(genesis_slices(SPEC), num_parameters(SPEC.model), store)
+    found = answer(SPEC, store, state_hash, Generate(prompt=prompt, max_tokens=9, seed=2))
+    start = TOKENIZER.encode(prompt.encode() or b"\n").tokens.tolist()
+    state = read_state(store.file_of(state_hash), num_parameters(SPEC.model))
+    weights = weights_of(state.weights_P, SPEC.model)
+    due = generate_tokens(weights, SPEC.model, start, num_tokens=9, temperature=0.7, seed=2)
+    assert (found.text, found.num_tokens) == (TOKENIZER.decode(due).decode(), 9)
+    folder = tmp_path / "model"
+    export(run_dir, "dense", Provenance(SPEC, state_hash, 0), folder)
+    assert (folder / "tokenizer.json").read_bytes() == CONTENT
+    loaded = transformers.AutoTokenizer.from_pretrained(folder)
+    assert loaded("the sea")["input_ids"] == TOKENIZER.encode(b"the sea").tokens.tolist()
 
 
 def test_bytes_are_tokens() -> None:

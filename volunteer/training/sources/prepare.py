@@ -145,8 +145,8 @@ class _Preparation:
         self._hashes.save()
         index_file = data_dir(self._run_dir) / "index.json"
         replace_file(index_file, msgspec.json.encode(Index(keys_by_source=keys_by_source)))
-        used = frozenset(key for keys in keys_by_source.values() for key in keys)
-        self._cache.keep_only(used)
+        if all(keys_by_source.values()):  # else a drive may be away just now
+            self._cache.keep_only(frozenset().union(*keys_by_source.values()))
 
     def _key_of_builtin(self, source: Source) -> str:
         content = read_builtin_text(source.name).tobytes()
