@@ -9,7 +9,7 @@ others are zero; they stay in the error feedback, as what the two magnitudes los
 
 Paper: arXiv:2508.15706 (SparseLoCo): chunk-wise top-k, 2-bit values, error feedback 0.95.
 Differs: a block is 4096 consecutive elements of the flat vector, not 64 x 64 of a matrix; the
-magnitudes are the block's own and not a tensor's four bins over six sigma (a third to a fortieth
+magnitudes are the block's own and not a tensor's four bins over six sigma (a half to a thirtieth
 of the error on pseudo-gradients, LOGBOOK.md); and indices take 8 bits at 64 of 4096, not 12.
 
 Indices are written down as index_sets.py says: in a fixed number of bits, so that a blob's size is
