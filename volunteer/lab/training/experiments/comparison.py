@@ -33,6 +33,8 @@ NUM_WORKERS = 4
 STEPS_A_ROUND = 10
 INT4 = CodecSpec()
 SPEEDS = tuple(1.0 / seconds for seconds in (0.58, 0.75, 1.51, 3.33))
+EAGER = OuterSpec(lr=0.4)
+"""What arXiv:2502.12996 is said to have found best for two workers, in a secondary summary [S]."""
 MULOCO = OuterSpec(lr=0.7, momentum=0.6)
 """arXiv:2505.23725, as ALGORITHMS.md section 10 has it."""
 
@@ -62,7 +64,8 @@ def make(num_steps: int) -> Experiment:
         remarks=(
             FIRST_REMARK,
             "Not tuned: each has the program's outer optimizer (learning rate 0.7, momentum 0.5),"
-            " NoLoCo its authors' numbers, FedAvg 1.0 and 0, MuLoCo 0.7 and 0.6.",
+            " NoLoCo its authors' numbers, FedAvg 1.0 and 0, MuLoCo 0.7 and 0.6, eager updates once"
+            " more 0.4.",
             "NoLoCo and eager updates: measured is the mean of the workers' own shared weights.",
             "Streaming: at the end the first fragment is half a round older than the second.",
             "Async: speeds 1 : 0.77 : 0.38 : 0.17; the slow take fewer steps (DyLU).",
@@ -83,6 +86,7 @@ def _plans() -> dict[str, Plan]:
         "NoLoCo": NolocoPlan(num_workers=k, steps_a_round=h),
         "streaming, 2 fragments, int4": streaming,
         "eager updates": EagerPlan(num_workers=k, steps_a_round=h),
+        "eager updates, lr 0.4": EagerPlan(num_workers=k, steps_a_round=h, outer=EAGER),
         "overlap 10 %": OverlapPlan(num_workers=k, steps_a_round=h, overlap_steps=h // 10),
         "async, delayed Nesterov": AsyncPlan(speeds=SPEEDS, steps_a_round=h),
         "FedAvg": dataclasses.replace(diloco, outer=FEDAVG),
