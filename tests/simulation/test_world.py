@@ -11,6 +11,7 @@ from volunteer.lab.simulation.byzantine import LIES
 from volunteer.lab.simulation.disagreement import Disagreement
 from volunteer.lab.simulation.disk import Disk
 from volunteer.lab.simulation.errors import BrokenRule
+from volunteer.lab.simulation.exchange import _differences
 from volunteer.lab.simulation.faults import (
     FAULTS,
     UnknownFaultError,
@@ -22,6 +23,7 @@ from volunteer.lab.simulation.scenario import ROUND_S
 from volunteer.lab.simulation.simulation import Simulation
 from volunteer.lab.simulation.world import CLEAN, Net, World
 from volunteer.rounds.records import Leaving
+from volunteer.rounds.requests import Requests
 
 pytestmark = pytest.mark.simulation
 
@@ -50,7 +52,7 @@ def test_a_mesh_reaches_everyone_and_nobody_has_many_neighbours(num_peers: int) 
     names = [f"p{i}" for i in range(num_peers)]
     neighbours = draw_mesh(names, 8, rng)
     assert all(len(others) <= 8 for others in neighbours.values())
-    mesh = Mesh(World(rng, CLEAN), neighbours, lambda one, other: True)
+    mesh = Mesh(World(rng, CLEAN), neighbours, lambda _: True, lambda *_: False)
     assert mesh.spread("p0").keys() == set(names) - {"p0"}
     num_links = sum(len(others) for others in neighbours.values())
     assert mesh.num_copies == num_links - (num_peers - 1), "once over every link but the first"
@@ -60,7 +62,7 @@ def test_a_mesh_stops_at_a_partition_and_at_who_is_down() -> None:
     rng = random.Random(1)
     names = [f"p{i}" for i in range(20)]
     world = World(rng, CLEAN)
-    mesh = Mesh(world, draw_mesh(names, 6, rng), lambda one, other: one != "p1")
+    mesh = Mesh(world, draw_mesh(names, 6, rng), lambda peer: peer != "p1", lambda *_: False)
     world.partition = {name: i % 2 for i, name in enumerate(names)}
     assert set(mesh.spread("p0")) <= set(names[::2])
     assert mesh.spread("p1") == {}
@@ -82,6 +84,32 @@ def test_a_disk_keeps_records_by_height_and_forgets_them() -> None:
     disk.forget(["id 1", "never was"])
     assert list(disk.records) == ["id 0", "id 2"]
     assert list(disk.by_height[5]) == ["id 2"]
+
+
+def test_what_there_was_no_room_for_is_named_and_not_sent_again_until_a_restart() -> None:
+    simulation = Simulation(make_scenario(2, 1, ()), 1)
+    one, other = simulation.members.values()
+    record = Leaving(run_id="ab" * 32, module_id="dense", round_index=5, author="a", base="cd" * 32)
+    for member in (one, other):
+        member.disk.keep("id", record)
+    assert _differences(one, other, 0) == ([], [])
+    other.disk.forget(["id"])
+    assert other.disk.num_from(5) == 1, "it is named in an exchange"
+    assert _differences(one, other, 0) == _differences(other, one, 0) == ([], [])
+    other.crash()
+    assert _differences(one, other, 0) == ([("id", record)], [])
+    other.disk.keep("id", record)
+    assert _differences(one, other, 0) == ([], [])
+
+
+@pytest.mark.slow
+def test_looking_at_everything_at_every_event_makes_the_same_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenario = make_scenario(8, 8, FAULTS)
+    only_when_due = [Simulation(scenario, seed).run() for seed in range(2)]
+    monkeypatch.setattr(Requests, "is_any_due", lambda _self, _now_s: True)
+    assert [Simulation(scenario, seed).run() for seed in range(2)] == only_when_due
 
 
 def test_nothing_happens_to_a_closed_lid_and_all_of_it_once_it_opens() -> None:

@@ -74,6 +74,21 @@ def test_pauses_grow_with_failures_up_to_a_bound_and_end_with_success() -> None:
     assert requests.failures_of("x") == 0
 
 
+def test_a_look_is_due_once_after_each_time_at_which_something_may_be_asked_again() -> None:
+    requests = Requests()
+    assert requests.ask("blob", 10.0)
+    assert not requests.is_any_due(1000.0), "what is under way ends with an event"
+    requests.failed("blob", 10.0)
+    assert not requests.is_any_due(10.5)
+    assert requests.is_any_due(11.0), "its pause of 1 s is over"
+    requests.looked_at_s = 11.0
+    assert not requests.is_any_due(1000.0)
+    assert requests.ask("record", 20.0, 15.0)
+    requests.looked_at_s = 20.0
+    assert not requests.is_any_due(34.0)
+    assert requests.is_any_due(35.0), "it is asked for again though nothing came"
+
+
 def test_a_failure_of_what_was_not_asked_changes_nothing() -> None:
     requests = Requests()
     requests.failed("x", 0.0)

@@ -231,8 +231,9 @@ def _differences(
     ]
     for height in sorted(differing):
         here, there = mine.get(height, nothing), theirs.get(height, nothing)
-        lacking += [(i, here[i]) for i in sorted(here.keys() - there.keys())]
-        wanted += [(i, there[i]) for i in sorted(there.keys() - here.keys())]
+        unwanted, no_room = other.disk.turned_away.keys(), one.disk.turned_away.keys()
+        lacking += [(i, here[i]) for i in sorted(here.keys() - there.keys() - unwanted)]
+        wanted += [(i, there[i]) for i in sorted(there.keys() - here.keys() - no_room)]
     return lacking, wanted
 
 

@@ -43,31 +43,33 @@ class Mesh:
 
     world: World
     neighbours: Neighbours
-    passes_on: Callable[[str, str], bool]
-    """Whether the first is up, and the two have not cut each other off."""
+    is_up: Callable[[str], bool]
+    are_cut_off: Callable[[str, str], bool]
+    """Whether one of the two wants nothing from the other."""
     num_copies: int = field(default=0)
     """Of the last record that was spread: how often it was sent."""
 
     def spread(self, origin: str) -> dict[str, float]:
         """Return when each peer that a record reaches gets it first, in seconds from now."""
-        world, loss = self.world, self.world.net.loss
-        chance, copies = world.rng.random, 0
+        world, loss, heappush = self.world, self.world.net.loss, heapq.heappush
+        chance, delay_s, copies = world.rng.random, world.delay_s, 0
+        are_cut_off, are_linked = self.are_cut_off, world.are_linked
         reached: dict[str, float] = {}
-        came_from = {origin: ""}
         heap = [(0.0, origin, "")]
         while heap:
             at_s, peer, giver = heapq.heappop(heap)
             if peer in reached:
                 continue
             reached[peer] = at_s
-            came_from[peer] = giver
+            if not self.is_up(peer):
+                continue
             for neighbour in self.neighbours[peer]:
-                if neighbour == giver or not self.passes_on(peer, neighbour):
+                if neighbour == giver or are_cut_off(peer, neighbour):
                     continue
                 copies += 1
                 is_new = neighbour not in reached and chance() >= loss
-                if is_new and world.are_linked(peer, neighbour):
-                    heapq.heappush(heap, (at_s + world.delay_s(), neighbour, peer))
+                if is_new and are_linked(peer, neighbour):
+                    heappush(heap, (at_s + delay_s(), neighbour, peer))
         del reached[origin]
         self.num_copies = copies
         return reached

@@ -160,6 +160,7 @@ class Member:
         self.is_contributing = False
         self._after_thaw.clear()
         self._inbox.clear()
+        self.disk.turned_away.clear()
         if self.trainer is not None:
             self.trainer.is_ended = True
         self.trainer = None

@@ -74,7 +74,7 @@ class Simulation:
         mesh = None
         if scenario.net.mesh_degree:
             neighbours = draw_mesh(names, scenario.net.mesh_degree, self.rng)
-            mesh = Mesh(self.world, neighbours, self._passes_on)
+            mesh = Mesh(self.world, neighbours, self._is_reachable, self._are_cut_off)
         for name in names:
             self.members[name] = self._member(name, rules, mesh, is_liar=name in liars)
         self.trouble = Trouble(scenario, self.world, self.members, self.rng)
@@ -127,9 +127,11 @@ class Simulation:
             round_s=ROUND_S, grace_s=self.scenario.grace_s, failover_s=self.scenario.failover_s
         )
 
-    def _passes_on(self, one: str, other: str) -> bool:
-        member = self.members[one]
-        return member.is_reachable and not are_cut_off(member, self.members[other])
+    def _is_reachable(self, peer: str) -> bool:
+        return self.members[peer].is_reachable
+
+    def _are_cut_off(self, one: str, other: str) -> bool:
+        return are_cut_off(self.members[one], self.members[other])
 
     def run(self) -> Report:
         """Run to the end and report; raises BrokenRule as soon as an invariant does not hold."""
