@@ -17,6 +17,8 @@ from volunteer.lab.training.report import LabReport, Listed
 from volunteer.lab.training.strategies.data_parallel import DataParallelPlan
 from volunteer.lab.training.strategies.diloco import DiLoCoPlan
 
+pytestmark = pytest.mark.slow
+
 
 def make(num_steps: int) -> Experiment:
     task = tiny_task(num_steps)

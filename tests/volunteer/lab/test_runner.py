@@ -15,6 +15,7 @@ from volunteer.lab.training.strategies.data_parallel import DataParallelPlan
 from volunteer.lab.training.strategies.diloco import DiLoCoPlan
 
 NO_LIMIT = float("inf")
+pytestmark = pytest.mark.slow
 
 
 class KilledError(BaseException):

@@ -15,6 +15,7 @@ from volunteer.run import CodecSpec, OuterSpec
 
 BASE = DiLoCoPlan(num_workers=3, steps_a_round=2)
 TOKENS_A_STEP = 2 * 8
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

@@ -124,5 +124,5 @@ ENTRY = Entry(
     title="1 and 2 attackers of 8, and an honest worker who looks like one",
     make=make,
     num_steps=100,
-    minutes_a_seed=2.0,
+    minutes_a_seed=3.0,
 )
