@@ -187,6 +187,19 @@ class GuardedGossipSub(gossipsub_module.GossipSub):  # type: ignore[misc] # libp
         # New: the list is pruned by the adaptive mode alone, which is off.
         self.recent_message_deliveries.clear()
 
+    async def handle_graft(self, graft_msg: rpc_pb2.ControlGraft, sender_peer_id: ID) -> None:
+        """Take a neighbour into the mesh of a topic, if there is room.
+
+        New: stock code takes everybody in, and throws as many out at its next heartbeat, as all its
+        neighbours do at the same time: some were left with nobody for the minute in which they may
+        not come back, and grafts and prunes never ended.
+        """
+        mesh = self.mesh.get(graft_msg.topicID, frozenset())
+        if sender_peer_id not in mesh and len(mesh) >= self.degree_high:
+            await self.emit_prune(graft_msg.topicID, sender_peer_id, False, False)
+            return
+        await super().handle_graft(graft_msg, sender_peer_id)
+
     async def _emit_idontwant_for_message(self, msg_id: bytes, topic_ids: Iterable[str]) -> None:
         """Send no IDONTWANT: for messages of 500 bytes these cost more than the copies they save.
 

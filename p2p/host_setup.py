@@ -97,9 +97,9 @@ def new_pubsub(
     router = GuardedGossipSub(
         protocols=[PROTOCOL_ID_V12, PROTOCOL_ID_V11],
         # Of six, seven copies of each message arrive; what is lost comes by other ways as well.
-        degree=4,
-        degree_low=3,
-        degree_high=5,
+        degree=3,
+        degree_low=2,
+        degree_high=4,
         heartbeat_interval=1,  # the default of 120 s leaves the mesh broken for as long
         gossip_window=1,  # a message is offered once to those outside the mesh, not three times
         max_messages_per_topic_per_second=50,  # counts one's own too

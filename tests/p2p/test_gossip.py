@@ -6,6 +6,7 @@ import pytest
 import trio
 from libp2p.abc import INetStream
 from libp2p.peer.id import ID
+from libp2p.pubsub.pb.rpc_pb2 import ControlGraft
 
 from p2p.errors import MessageTooLargeError
 from tests.p2p.support import (
@@ -116,3 +117,22 @@ async def test_what_is_subscribed_to_while_a_neighbour_is_greeted_is_told_to_it(
         await leaf.connect(hub.listen_addrs[0])
         await publish_until_heard(leaf, b"hello", at_hub)
         await publish_until_heard(hub, b"hello", at_leaf)
+
+
+@trio_test
+async def test_a_full_mesh_takes_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with swarm() as hub:
+        await Listener().subscribe(hub)
+        router = host_of(hub).pubsub.router
+        pruned: list[str] = []
+
+        async def emit_prune(topic: str, peer: ID, _do_px: bool, _is_unsubscribing: bool) -> None:
+            await trio.lowlevel.checkpoint()
+            pruned.append(str(peer))
+
+        monkeypatch.setattr(router, "emit_prune", emit_prune)
+        peers = [ID(bytes([0x12, 0x20]) + bytes([n] * 32)) for n in range(router.degree_high + 1)]
+        for peer in (*peers, peers[0]):  # who is in it may say so again
+            await router.handle_graft(ControlGraft(topicID=TOPIC), peer)
+        assert router.mesh[TOPIC] == set(peers[:-1])
+        assert pruned == [str(peers[-1])]
