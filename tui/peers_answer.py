@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tui.view_state import align, peer_table
+from tui.wording import clean
 from volunteer.answers import PeerStatus, Status
 
 UPDATE = "update with `sh packaging/install.sh` from a newer copy"
@@ -21,7 +22,17 @@ def peers_answer(listed: Sequence[PeerStatus], status: Status) -> tuple[str, ...
     if not listed:
         return (note or _NOBODY,)
     table = align(peer_table(listed, own_state=status.state_hash), _WIDTH)
-    return (*table, note) if note else table
+    return (*table, *excluded_notes(listed), *([note] if note else []))
+
+
+def excluded_notes(listed: Sequence[PeerStatus]) -> tuple[str, ...]:
+    """Return a sentence for each peer whose work has no weight just now."""
+    return tuple(
+        f"{clean(peer.peer_id)} is excluded through round {peer.excluded_until_round}: its work was"
+        " found bad twice, and has no weight."
+        for peer in listed
+        if peer.excluded_until_round is not None
+    )
 
 
 def protocol_note(status: Status) -> str:

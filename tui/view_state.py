@@ -349,6 +349,7 @@ def status_lines(status: Status, now: datetime) -> tuple[str, ...]:
         ("Network", held if is_other else ""),
         ("Data", _data_text(status)),
         ("Memory", clean(status.memory_note)),
+        ("Excluded", _excluded_text(status)),
         ("A pause now", pause_words.cost_sentence(status) if _may_pause(status) else ""),
         *speed_rows(status),
         ("Done here", format_tokens(status.tokens_done)),
@@ -363,6 +364,11 @@ def status_lines(status: Status, now: datetime) -> tuple[str, ...]:
 def _micro_batch_text(status: Status) -> str:
     found = status.micro_batch
     return clean(found.note) if found is not None and status.trainer_pid is not None else ""
+
+
+def _excluded_text(status: Status) -> str:
+    end = status.excluded_until_round
+    return "" if end is None else f"our work has no weight through round {end}: found bad twice"
 
 
 def _may_pause(status: Status) -> bool:

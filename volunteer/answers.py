@@ -99,6 +99,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Why blobs and states are neither sent nor fetched just now; empty: they are."""
     catch_up: CatchUp | None = None
     """How far the fetch of the swarm's shared weights is; None while none is fetched."""
+    excluded_until_round: int | None = None
+    """Through which round work of this machine has no weight, since it was found bad twice; None:
+    it has."""
     alarm: str = ""
     """Set when the round protocol had to stop (ROUNDS.md rule 18)."""
     data_used_bytes: int = 0
@@ -134,6 +137,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a third peer passes on all bytes; else the connection is direct."""
     last_final_round: int | None = None
     """The last final round that lists a contribution of this peer; None: none does."""
+    excluded_until_round: int | None = None
+    """Through which round its work has no weight, since it was found bad twice; None: it has."""
     protocol: str | None = None
     """What it says that it speaks: major.minor; None: it has not said hello."""
     program: str | None = None

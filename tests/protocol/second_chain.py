@@ -21,6 +21,7 @@ class Work:
     base: str
     height: int
     vote: bool = False
+    harmful: tuple[str, ...] | None = None
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Commit:
     proposer: str = ""
     listed: list[Work] = field(default_factory=list)
     farewells: list[Work] = field(default_factory=list)
+    marked: tuple[str, ...] = ()
     # what is found
     away: frozenset[str] = frozenset()
     demoted: dict[str, int] = field(default_factory=dict)
@@ -41,6 +43,13 @@ class Commit:
     last_reset: int = 0
     certified: int = 0
     final: int = 0
+    strikes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    excluded: dict[str, int] = field(default_factory=dict)
+    """Peer -> the last height at which it is."""
+
+    def is_out(self, peer: str) -> bool:
+        """Whether a child gives `peer` no weight."""
+        return self.excluded.get(peer, -1) > self.height
 
     def down(self) -> list[Commit]:
         """Return the chain from here to the genesis."""
@@ -72,10 +81,14 @@ class Rules:
 
     def active(self, c: Commit) -> frozenset[str]:
         oldest = c.height - self.expiry_rounds
-        return frozenset(a for a, h in self.seen(c).items() if h > oldest) - c.away
+        return self.at_hand(c, oldest)
 
     def expected(self, c: Commit) -> frozenset[str]:
-        return frozenset(a for a, h in self.seen(c).items() if h > c.height - 3) - c.away
+        return self.at_hand(c, c.height - 3)
+
+    def at_hand(self, c: Commit, oldest: int) -> frozenset[str]:
+        here = {a for a, h in self.seen(c).items() if h > oldest} - c.away
+        return frozenset(a for a in here if not c.is_out(a))
 
     def spread(self, c: Commit, peer: str) -> bytes:
         parent = c.parent.commit_id if c.parent else ""
@@ -100,6 +113,8 @@ class Rules:
         return len(order) + self.spread(c, peer)[0] % 4
 
     def on_probation(self, parent: Commit, author: str) -> bool:
+        if author in parent.excluded and parent.height + 1 - parent.excluded[author] < 6:
+            return True
         return sum(any(w.author == author for w in c.listed) for c in parent.down()) < 5
 
     def is_quorum(self, c: Commit, peers: set[str]) -> bool:
@@ -129,6 +144,10 @@ class Rules:
             before.add(key)
         if any(bases.get(work.base) != work.height for work in c.farewells):
             raise MalformedError("farewell")
+        authors = {work.author for work in c.listed if not p.is_out(work.author)}
+        marked = {work.author for work in c.listed if work.record_id in c.marked}
+        if len(marked) > (len(authors) // 4 if len(authors) >= 5 else 0) or not marked <= authors:
+            raise MalformedError("marks")
 
     # 14.3, 14.5, 14.8 to 14.11
 
@@ -153,8 +172,47 @@ class Rules:
             c.certified = max(c.certified, x.height)
             if x.parent and self.is_prompt(x):
                 c.final = max(c.final, x.parent.height)
+        self.strike(c, p)
         self.move_rosters(c, p)
         return c
+
+    # 14.12, 14.13
+
+    def blamed(self, c: Commit, p: Commit) -> set[str]:
+        def lot(peer: str) -> bytes:
+            return blake3(f"allmende/scorer/1\0{p.commit_id}/{peer}".encode()).digest()
+
+        scorers = sorted(self.active(p), key=lot)[:3]
+        verdicts = [w for w in c.listed if w.base == p.commit_id and w.author in scorers]
+        found = set()
+        for work in p.listed:
+            says = [
+                work.record_id in v.harmful
+                for v in verdicts
+                if v.harmful is not None and v.author != work.author
+            ]
+            if len(says) >= 2 and all(says):
+                found.add(work.author)
+        authors = {work.author for work in p.listed}
+        return found if 5 <= len(authors) >= 4 * len(found) else set()
+
+    def strike(self, c: Commit, p: Commit) -> None:
+        strikes = {a: bits for a, bits in p.strikes.items() if a in self.seen(c)}
+        for author in self.blamed(c, p):
+            strikes[author] = (*strikes.get(author, (0,))[:-1], 1)
+        marked = {work.author for work in c.listed if work.record_id in c.marked}
+        for author in {work.author for work in c.listed}:
+            if author in strikes or author in marked:
+                strikes[author] = (*strikes.get(author, ()), int(author in marked))[-3:]
+        c.excluded = dict(p.excluded)
+        c.strikes = {
+            a: b for a, b in strikes.items() if any(b) and not p.excluded.get(a, -1) >= c.height
+        }
+        for author in sorted(a for a, bits in c.strikes.items() if sum(bits) >= 2):
+            out = {a for a, last in c.excluded.items() if last > c.height} | {author}
+            if all(author not in r or 4 * len(out & r) <= len(r) for r in p.rosters):
+                c.excluded[author] = c.height + 24
+                del c.strikes[author]
 
     def votes(self, c: Commit, base: Commit | None) -> set[str]:
         return {w.author for w in c.listed if w.vote and base and w.base == base.commit_id}

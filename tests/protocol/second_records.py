@@ -74,6 +74,13 @@ FIELDS: dict[str, dict[str, Check]] = {
 }
 
 
+MAYBE: dict[str, dict[str, Check]] = {
+    "contribution": {"content_hash": is_hash, "harmful": hashes(32)},
+    "commit": {"marked": lambda value: value != [] and hashes(256)(value)},
+}
+"""Fields that are left out where there is nothing to say (11.4)."""
+
+
 @dataclass
 class Read:
     """A record whose signature holds."""
@@ -113,6 +120,8 @@ def read_body(body: bytes) -> Read:
         raise MalformedError("no kind")
     is_known = kind in FIELDS
     checks = COMMON | (FIELDS[kind] if is_known else {"author": is_peer})
+    maybe = MAYBE.get(kind, {}) if is_known else {}
+    checks |= {name: check for name, check in maybe.items() if name in fields}
     if list(fields)[: len(checks)] != list(checks):
         raise MalformedError("fields are missing, or in another order")
     known = {name: fields[name] for name in checks}

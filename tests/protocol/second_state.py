@@ -247,6 +247,8 @@ class Listed:
     tokens: int
     is_late: bool
     is_on_probation: bool
+    is_excluded: bool = False
+    is_stale: bool = False
 
 
 def clip(value: float, low: float, high: float) -> float:
@@ -279,8 +281,10 @@ def product(one: Blob, other: Blob, blocks: list[int]) -> float:
     )
 
 
-def not_refused(blobs: list[Blob]) -> list[int]:
-    """Return who is left by the rule on cosines (17.4.4)."""
+def judged(
+    blobs: list[Blob], listed: list[Listed]
+) -> tuple[list[int], list[int], dict[int, list[int]]]:
+    """Return who is left, who is marked, and the copies of each that is left (17.4.4, 5, 12)."""
     blocks = chosen_blocks(blobs)
     g = [[product(a, b, blocks) for b in blobs] for a in blobs]
 
@@ -289,23 +293,53 @@ def not_refused(blobs: list[Blob]) -> list[int]:
             return 0.0
         return g[a][b] / (math.sqrt(g[a][a]) * math.sqrt(g[b][b]))
 
-    left = list(range(len(blobs)))
-    while len(left) >= 3:
-        cosines = []
+    def cosines(left: list[int]) -> list[float]:
+        row = {b: math.fsum(unit(b, c) for c in left) for b in left}
+        found = []
         for a in left:
             others = [b for b in left if b != a]
-            square = math.fsum(unit(b, c) for b in others for c in others)
+            square = math.fsum(row[b] - unit(b, a) for b in others)
             along = math.fsum(unit(a, b) for b in others)
-            cosines.append(0.0 if square < 1e-6 else along / math.sqrt(square))
-        if min(cosines) >= -0.2:
+            found.append(0.0 if square < 1e-6 else along / math.sqrt(square))
+        return found
+
+    out = [a for a, one in enumerate(listed) if one.is_excluded or one.is_stale]
+    authors = {one.author for one in listed if not one.is_excluded}
+    quarter = len(authors) // 4 if len(authors) >= 5 else 0
+    left = [a for a in range(len(blobs)) if a not in out]
+    while len(left) >= 3 and min(found := cosines(left)) < -0.2:
+        out.append(left.pop(found.index(min(found))))
+    sound = [a for a in left if g[a][a]]
+    size, total = len(blobs[0].codes[0]), len(blobs[0].elements)
+    num_elements = sum(min(size, total - k * size) for k in blocks)
+    chance = 3 / math.sqrt(num_elements)
+    for _ in range(quarter):
+        if len(sound) < 5:
             break
-        left.pop(cosines.index(min(cosines)))
-    return left
+        found = cosines(sound)
+        sizes = [abs(cosine) for cosine in found]
+        if min(sizes) >= chance or lower_median(found) < 2 * chance:
+            break
+        out.append(sound.pop(sizes.index(min(sizes))))
+        left.remove(out[-1])
+    copies = {a: [b for b in left if b != a and unit(a, b) >= 0.99] for a in left}
+    late = [
+        a
+        for a in left
+        if quarter
+        and listed[a].is_on_probation
+        and any(not listed[b].is_on_probation for b in copies[a])
+    ]
+    left = [a for a in left if a not in late]
+    struck = [a for a in (*out, *late) if not listed[a].is_excluded]
+    first = list(dict.fromkeys(listed[a].author for a in struck))[:quarter]
+    marked = sorted(a for a in struck if listed[a].author in first)
+    return left, marked, {a: [b for b in copies[a] if b in left] for a in left}
 
 
 def factors(blobs: list[Blob], listed: list[Listed]) -> tuple[dict[int, float], dict[int, float]]:
-    """Return the weight, and weight times clip, of each contribution that counts (17.4.1 to 8)."""
-    left = not_refused(blobs)
+    """Return the weight, and weight times clip, of each contribution that counts (17.4.1 to 9)."""
+    left, _, copies = judged(blobs, listed)
     norms = {
         a: math.sqrt(
             math.fsum(
@@ -325,6 +359,7 @@ def factors(blobs: list[Blob], listed: list[Listed]) -> tuple[dict[int, float], 
     for a in left:
         weights[a] *= 0.5 if listed[a].is_late else 1.0
         weights[a] *= 0.25 if listed[a].is_on_probation else 1.0
+        weights[a] /= 1 + len(copies[a])
     weights = capped(weights, {a: listed[a].author for a in left})
     total = math.fsum(weights.values())
     shares = {a: weights[a] / total for a in left}

@@ -51,6 +51,7 @@ class Pair:
             commit.proposer,
             [work_of(i, self.contributions[i]) for i in commit.contributions],
             [work_of(i, self.leavings[i]) for i in commit.leaving],
+            commit.marks,
         )
         try:
             self.seconds.verify(made)
@@ -75,12 +76,20 @@ class Pair:
         for peer in [*PEOPLE, "a stranger"]:
             assert chain.rank_of(self.rules, ours, peer) == self.seconds.rank(theirs, peer)
             is_new = ours.times_listed.get(peer, 0) < chain.PROBATION_ROUNDS
+            is_new |= ours.strikes.is_on_probation(peer, ours.height + 1)
             assert is_new is self.seconds.on_probation(theirs, peer)
+            assert (peer in chain.excluded_at(ours)) is theirs.is_out(peer)
+        bits = {a: int("".join(map(str, b)), 2) for a, b in theirs.strikes.items()}
+        assert dict(ours.strikes.marks) == bits
 
 
 def work_of(record_id: str, record: Contribution | Leaving) -> second_chain.Work:
-    vote = isinstance(record, Contribution) and record.vote
-    return second_chain.Work(record_id, record.author, record.base, record.round_index, vote)
+    vote, harmful = False, None
+    if isinstance(record, Contribution):
+        vote = record.vote
+        harmful = None if record.harmful is msgspec.UNSET else record.harmful
+    place = (record.author, record.base, record.round_index)
+    return second_chain.Work(record_id, *place, vote, harmful)
 
 
 def new_pair(chance: random.Random) -> Pair:
@@ -125,6 +134,7 @@ def grow(pair: Pair, parent_id: str, chance: random.Random) -> tuple[str, Commit
             codec="int4",
             codec_version=1,
             tokens=chance.randint(1, 10**6),
+            harmful=verdict_on(base, chance),
         )
         record_id = record_id_of(encode_body(record))
         pair.contributions[record_id] = record
@@ -156,15 +166,30 @@ def grow(pair: Pair, parent_id: str, chance: random.Random) -> tuple[str, Commit
         leaving=tuple(farewells),
         state_hash="0d" * 32,
     )
+    if chance.random() < 0.4:
+        # PEOPLE[1] does bad work mostly, all others now and then.
+        bad = [i for i in commit.contributions if pair.contributions[i].author == PEOPLE[1]]
+        some = chance.choices([bad, [chance.choice(commit.contributions)]], [4, 1])[0]
+        commit = msgspec.structs.replace(commit, marked=tuple(some[:1]) or msgspec.UNSET)
     if chance.random() < 0.1:
         wrong = chance.choice([{"rank": commit.rank + 1}, {"round_index": commit.round_index + 1}])
         commit = msgspec.structs.replace(commit, **wrong)
     return record_id_of(encode_body(commit)), commit
 
 
+def verdict_on(
+    base: chain.ChainFacts, chance: random.Random
+) -> tuple[str, ...] | msgspec.UnsetType:
+    """Condemn one contribution mostly, the same for all; nobody's now and then."""
+    if chance.random() < 0.3 or not base.listed:
+        return msgspec.UNSET
+    return tuple(sorted(base.listed)[:1]) if chance.random() < 0.8 else ()
+
+
 @pytest.mark.slow
 def test_both_find_the_same_on_random_chains() -> None:
     happened = {"valid": 0, "refused": 0, "final": 0, "resets": 0, "rosters": 0, "demoted": 0}
+    happened |= {"struck": 0, "excluded": 0}
     for seed in range(NUM_SEEDS):
         chance = random.Random(seed)
         pair = new_pair(chance)
@@ -178,6 +203,8 @@ def test_both_find_the_same_on_random_chains() -> None:
             # Now and then from the commit below: a fork.
             tip = commit_id if chance.random() < 0.9 else tip
         last = pair.facts[tip]
+        happened["struck"] += bool(last.strikes.marks)
+        happened["excluded"] += bool(last.strikes.excluded_until)
         happened["final"] += last.final_height
         happened["resets"] += last.resets
         happened["rosters"] += last.rosters[0] != last.rosters[1]

@@ -72,16 +72,23 @@ WORKS = [
     ("e", 900, False, False),
     ("f", 1100, False, True),
     ("a", 1300, True, False),
+    ("g", 1000, False, False),
+    ("h", 1000, False, False),
+    ("i", 1000, False, False),
+    ("j", 1000, False, True),
 ]
+NOISE, EXCLUDED, STALE, COPY = 7, 8, 9, 10
 
 
 def blobs_of(spec: RunSpec, num_works: int) -> list[bytes]:
-    """Return contributions: one is against all others, one is far too long."""
+    """Return contributions: one is against all others, one far too long, one is as the first."""
     num = num_parameters(spec.model)
     blobs = []
     for i, (author, *_) in enumerate(WORKS[:num_works]):
         sign, size = (-1.0 if i == 4 else 1.0), (30.0 if i == 3 else 1.0)
-        x_P = sign * size * (gradient("common", num) + 0.3 * gradient(f"own {i}", num))
+        own_P = gradient(f"own {0 if i == COPY else i}", num)
+        common_P = gradient("common", num)
+        x_P = own_P if i == NOISE else sign * size * (common_P + 0.3 * own_P)
         blobs.append(write_contribution_blob(encode(x_P, spec.codec, i), key_of(spec, author, i)))
     return blobs
 
@@ -99,7 +106,7 @@ def key_of(spec: RunSpec, author: str, round_index: int) -> BlobKey:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec_id", ["int4", "int8", "fp16", "fp32", "topk2"])
-@pytest.mark.parametrize("num_works", [1, 3, 7])
+@pytest.mark.parametrize("num_works", [1, 3, 7, 11])
 def test_the_second_one_reaches_the_same_states(codec_id: str, num_works: int) -> None:
     early = OuterSpec(momentum_warmup_rounds=1, warmup_momentum=0.25)
     spec = make_spec(codec_id=codec_id, outer=early if codec_id == "int8" else None)
@@ -117,6 +124,8 @@ def test_the_second_one_reaches_the_same_states(codec_id: str, num_works: int) -
             tokens=tokens,
             is_late=is_late,
             is_on_probation=is_on_probation,
+            is_excluded=i == EXCLUDED,
+            is_stale=i == STALE,
         )
         for i, (author, tokens, is_late, is_on_probation) in enumerate(works)
     ]
@@ -134,9 +143,19 @@ def test_the_second_one_reaches_the_same_states(codec_id: str, num_works: int) -
         state_hash = state_hash_of(slices, num)
         (whole,) = slices
         ours = SharedState(weights_P=whole.weights_S, momentum_P=whole.momentum_S)
-        second = [second_state.Listed(*work) for work in works]
+        second = [
+            second_state.Listed(*work, is_excluded=i == EXCLUDED, is_stale=i == STALE)
+            for i, work in enumerate(works)
+        ]
         theirs = second_state.after_commit(theirs, read, second, plain(spec), height)
         assert theirs.state_hash() == state_hash
+    _, marked, _ = second_state.judged(read, second)
+    assert marked == [i for i, outcome in enumerate(outcomes) if outcome.is_marked]
+    if num_works == 11:
+        refused = {i for i, outcome in enumerate(outcomes) if outcome.refused_reason}
+        # A sparse one of another round keeps fewer elements, and is no copy any more.
+        assert refused == {4, NOISE, EXCLUDED, STALE} | ({COPY} if codec_id != "topk2" else set())
+        assert marked == [4, STALE], "a quarter of nine"
     if num_works == 7:
         assert any(o.refused_reason for o in outcomes), "the cosine rule took part"
         assert any(o.clip_scale < 1.0 for o in outcomes), "and the clip"

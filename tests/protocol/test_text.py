@@ -17,12 +17,15 @@ from p2p.swarm_types import PROTOCOL_MAJOR, PROTOCOL_MINOR, PeerVersion
 from tests.protocol.frames import UTC_S
 from tests.protocol.second_wire import DEFAULTS, LATER
 from volunteer.agent import exchange, intake, sync_pages, wire
-from volunteer.rounds import chain, records
+from volunteer.rounds import bad_work, chain, exclusion, records
+from volunteer.rounds import scoring as rounds_scoring
 from volunteer.run import KNOWN_CODECS, LATER_KEYS, MAX_SPEC_BYTES, RunSpec
 from volunteer.training import (
     compression_base,
     compression_float,
     contribution_blob,
+    direction,
+    scoring,
     similarity,
     state,
     weighing,
@@ -71,10 +74,19 @@ SENTENCES = {
     "measured": f"s = amax / {compression_float.MAX_MEASURE_CODE}",
     "all blocks": f"N <= {similarity.MAX_ALL_BLOCKS};",
     "some blocks": f"floor({similarity.SAMPLED_FRACTION:g} N)",
-    "cosine": f"below {weighing.MIN_COSINE:g}",
+    "cosine": f"below {direction.MIN_COSINE:g}",
     "weight": f"clip(tokens, {weighing.MIN_OF_MEDIAN:g} * median, {weighing.MAX_OF_MEDIAN:g} * med",
     "late": f"times {weighing.LATE_FACTOR:g} if late; times {weighing.PROBATION_FACTOR:g} on prob",
     "cap": f"more than {weighing.MAX_SHARE:g} * total",
+    "marks": f"at most n div {exclusion.MAX_PART} of them (of none if n < {exclusion.MIN_AUTHORS})",
+    "exclusion": f"to h(C) + {exclusion.EXCLUSION_ROUNDS}, and their bits are forgotten",
+    "stale": f"one of the last {bad_work.STALE_ROUNDS} commits up to P lists",
+    "noise": f"x = {direction.NOISE_SIGMAS:g} / sqrt(",
+    "noise median": f"the median cosine is at least {direction.MIN_AGREEMENT:g} x",
+    "copies": f"u(a, b) >= {direction.COPY_COSINE:g}",
+    "scoring": f"by subtracting {scoring.SCORE_STEP:g} times the clipped contribution",
+    "harm": f"standard errors and {100 * rounds_scoring.HARM_FRACTION:g} %",
+    "verdict": f"maybe a list of at most {records.MAX_HARMFUL} hashes",
     "codecs": " ".join(f"| `{codec}` {version} |" for codec, version in KNOWN_CODECS[:1]),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.fakes.fake_agent import FakeAgent, make_peers, make_status
 from tests.tui.conftest import main_screen, make_app, text_of, wait_text
 from tui.peers_answer import UPDATE, peers_answer, protocol_note
+from tui.view_state import status_lines
 from tui.widgets.rows import Text
 from volunteer.locations import Locations
 
@@ -44,6 +46,21 @@ def test_the_command_line_says_it_below_the_peers_or_instead_of_them() -> None:
     with_peers = peers_answer(make_peers(), LONELY)
     assert with_peers == (*peers_answer(make_peers(), make_status()), NOTE)
     assert len(with_peers) == 5
+
+
+def test_who_is_excluded_is_told_with_the_reason_and_the_end() -> None:
+    first, *rest = make_peers()
+    excluded = msgspec.structs.replace(first, excluded_until_round=60)
+    (note,) = peers_answer([excluded, *rest], make_status())[len(make_peers()) + 1 :]
+    assert note == (
+        f"{first.peer_id} is excluded through round 60: its work was found bad twice, and has no"
+        " weight."
+    )
+    lines = status_lines(make_status(excluded_until_round=60), datetime.now(UTC))
+    assert "  Excluded       our work has no weight through round 60: found bad twice" in lines
+    assert not [
+        line for line in status_lines(make_status(), datetime.now(UTC)) if "xcluded" in line
+    ]
 
 
 async def test_the_peers_screen_says_it_above_the_peers(

@@ -246,6 +246,7 @@ class StatusSource:
             stops_then=self.policy.word.ends_agent,
             network_held=self.policy.decision.network_reason,
             catch_up=_catch_up(self.driver.state_progress),
+            excluded_until_round=facts.strikes.last_excluded(machine.me, facts.height + 1),
             alarm="" if machine.alarm is None else f"final {machine.alarm[0]} was contradicted",
         )
 
@@ -272,6 +273,7 @@ class StatusSource:
         members = self.exchange.members()
         machine = self.driver.machine
         final = machine.known.facts[machine.final_id]
+        tip = machine.known.facts[machine.tip or machine.final_id]
         listed = []
         for peer in self.swarm.peers():
             heard = members.get(peer.peer_id)
@@ -290,6 +292,7 @@ class StatusSource:
                     last_heard_s=now_s() - heard.at_s if heard else None,
                     is_relayed=peer.is_relayed,
                     last_final_round=final.seen.get(peer.peer_id),
+                    excluded_until_round=tip.strikes.last_excluded(peer.peer_id, tip.height + 1),
                     protocol=f"{version.major}.{version.minor}" if version else None,
                     program=version.program if version else None,
                 )

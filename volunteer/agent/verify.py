@@ -22,6 +22,7 @@ from volunteer.agent.aggregator_service import (
     AggregatorRefusedError,
     AggregatorService,
 )
+from volunteer.agent.commit_states import marked_ids
 from volunteer.agent.joined_run import chain_rules, verify_publisher
 from volunteer.agent.listing import listed_works
 from volunteer.agent.record_book import SignedRecord, verify_envelope
@@ -239,6 +240,9 @@ class _Replay:
         built = await self._apply(parent.height, parent_state, works)
         if built.state_hash != commit.state_hash:
             self._problems.append(f"commit {commit_id[:12]} gives another state than it says")
+            return False
+        if marked_ids(built.outcomes) != commit.marks:
+            self._problems.append(f"commit {commit_id[:12]} marks other work than is bad")
             return False
         self._reproduced += 1
         content = {o.contribution_id for o in built.outcomes if o.norm > 0 and o.weight > 0}

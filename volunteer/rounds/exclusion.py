@@ -52,6 +52,10 @@ class Strikes:
         """Return whether a commit of this height gives `author` no weight."""
         return height <= self.excluded_until.get(author, -1)
 
+    def last_excluded(self, author: str, height: int) -> int | None:
+        """Return the last height of the exclusion that holds at `height`; None: none does."""
+        return self.excluded_until[author] if self.is_excluded(author, height) else None
+
     def excluded(self, height: int) -> frozenset[str]:
         """Return all whom a commit of this height gives no weight."""
         if not self.excluded_until:

@@ -2,10 +2,11 @@
 
 Runs in: aggregator, lab. Stage 5 of a round. Pure Python floats, from the gram (similarity.py).
 
-Measured with honest workers (LOGBOOK.md, 2026-11-30; 209,000 parameters, 8 workers, one of them
-with a tenth of the steps, int4 and 1.56 % top-k, on the same data and each on its own): the cosine
-to the others was 0.03 to 0.6 for the slow one and 0.09 to 0.9 for the rest, and falls as a run
-goes on; two honest ones never agreed by more than 0.88. What chance gives is 1 / sqrt(elements).
+Measured with honest workers (LOGBOOK.md, 2026-11-30; 209,000 parameters, 4, 8 and 16 workers, one
+of them with a tenth of the steps, int4 and 1.56 % top-k, on the same data and each on its own): the
+cosine to the others was 0.02 to 0.6 for the slow one and 0.02 to 0.9 for the rest, 0.04 to 0.9 in
+int4, and falls as a run goes on; two honest ones never agreed by more than 0.89. Chance gives
+1 / sqrt(elements), here 0.002.
 """
 
 from __future__ import annotations

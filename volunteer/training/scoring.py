@@ -11,7 +11,7 @@ others.
 
 Paper: arXiv:2505.21684 (Gauntlet), section 3; its LossScore has the other sign. Differs: a small
 step, since at the outer learning rate even honest contributions raise the loss alone, now and then
-(LOGBOOK.md, 2026-11-30: at 0.7 by up to 3.5 standard errors, at 0.2 by 0.8 at most).
+(LOGBOOK.md, 2026-11-30: at 0.7 by up to 5.2 standard errors, at 0.2 by 0.8 at most).
 
 Shape legend: B windows, T1 = context_tokens + 1, P parameters, S a slice of them.
 """
