@@ -6,8 +6,8 @@ Sixteen contributions in int4: eleven honest ones, one of them late and one on p
 is clipped; one against all others, one of noise, one that copies, one stale, one by an excluded
 author. Each stage's figure is the median of the turns; `all` is the sum from files to the new
 state's slices, for blobs that were not seen before; `write` takes the outer step again and
-writes the state's file with it. The stages run in a process of its own, so that its peak memory is its own;
-the yardstick is a copy of one fp32 vector.
+writes the state's file with it. The stages run in a process of its own, so that its peak memory
+is its own; the yardstick is a copy of one fp32 vector.
 """
 
 from __future__ import annotations
