@@ -45,7 +45,10 @@ Minutes = Annotated[
     ),
 ]
 Seeds = Annotated[
-    int, typer.Option(metavar="K", min=1, max=MAX_SEEDS, help="How many; the first is 0, or --first-seed.")
+    int,
+    typer.Option(
+        metavar="K", min=1, max=MAX_SEEDS, help="How many; the first is 0, or --first-seed."
+    ),
 ]
 FirstSeed = Annotated[int, typer.Option(metavar="S", min=0, max=MAX_SEED, help="The first one.")]
 Steps = Annotated[
