@@ -23,6 +23,8 @@ from volunteer.rounds.records import Contribution
 
 QUORUM_WAIT_FRACTION = 0.8
 """Of the failover interval: what a proposer waits for votes beyond its turn."""
+LAGGING_HEIGHTS = 6
+"""So far above the last final commit, usually 2 heights, it waits for votes announced as well."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,13 +101,14 @@ def turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> 
     """Return how long after the round's close `me` proposes, as things stand (rule 22).
 
     Rank 0 proposes at once when everyone expected is there with a quorum of votes; rank k after the
-    grace and k failover intervals, and some longer while the votes are no quorum.
+    grace and k failover intervals, and some longer while the votes are no quorum: longest where
+    nothing has become final for some heights, and the votes that lack have been announced.
     """
     rank = rank_of(known.rules, tip, me)
     held = [
         known.contributions[i] for i in known.based_on.get(tip.commit_id, ()) if i in known.held
     ]
-    votes = frozenset(c.author for c in held if c.vote)
+    votes = frozenset(c.author for c in held if c.vote) - excluded_at(tip)  # not listed
     # A roster of nobody (the start of an open run) has no quorum to wait for.
     has_quorum = not tip.rosters[1] or is_quorum(known.rules, tip.rosters, votes)
     # Until the chain has some commits, nobody knows whom to expect: wait the grace.
@@ -115,7 +118,25 @@ def turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> 
         return 0.0
     num_turns = rank if tip.rosters[1] else _num_lower_ranks(known, tip, held, rank)
     delay_s = timing.grace_s + num_turns * timing.failover_s
-    return delay_s if has_quorum else delay_s + QUORUM_WAIT_FRACTION * timing.failover_s
+    if not has_quorum:
+        delay_s += QUORUM_WAIT_FRACTION * timing.failover_s
+        if _is_quorum_on_its_way(known, tip):
+            delay_s += timing.failover_s
+    return delay_s
+
+
+def _is_quorum_on_its_way(known: Knowledge, tip: ChainFacts) -> bool:
+    """Return whether finality lags, and the blobs alone lack of a quorum of votes.
+
+    Where links are slow the blobs of the roster's votes come later than a proposer waits; no list
+    then certifies its parent promptly, and nothing becomes final for long. Who announces a vote and
+    keeps its blob back delays such a round by one failover interval, and no other.
+    """
+    if tip.height - tip.final_height < LAGGING_HEIGHTS:
+        return False
+    announced = (known.contributions[i] for i in known.based_on.get(tip.commit_id, ()))
+    voters = frozenset(contribution.author for contribution in announced if contribution.vote)
+    return is_quorum(known.rules, tip.rosters, voters)
 
 
 def _num_lower_ranks(

@@ -11,6 +11,8 @@ from volunteer.rounds import events as ev
 from volunteer.rounds.chain import rank_of, rank_order
 from volunteer.rounds.sampling import OTHERS_PART, sample_contributions
 from volunteer.rounds.turn import (
+    LAGGING_HEIGHTS,
+    QUORUM_WAIT_FRACTION,
     Timing,
     eligible_contributions,
     least_turn_delay_s,
@@ -69,6 +71,26 @@ def test_the_first_turn_of_an_open_run_waits_for_nobody_who_is_not_there() -> No
     assert delay_s(1) == GRACE_S
     chain.contribution(by_rank[2], chain.genesis)
     assert delay_s(3) == GRACE_S + 2 * FAILOVER_S
+
+
+def test_where_finality_lags_a_turn_waits_for_votes_whose_blobs_are_on_their_way() -> None:
+    chain, tip = grown()
+    timing = Timing(round_s=ROUND_S, grace_s=GRACE_S, failover_s=FAILOVER_S)
+    facts = chain.facts(tip)
+    lagging = replace(facts, final_height=facts.height - LAGGING_HEIGHTS)
+    first = rank_order(chain.rules, facts)[0]
+    without_quorum_s = GRACE_S + QUORUM_WAIT_FRACTION * FAILOVER_S
+    chain.contribution("a", tip, is_held=False)
+    chain.contribution("b", tip, vote=False, is_held=False)
+    assert turn_delay_s(chain.known, lagging, timing, first) == without_quorum_s
+    vote = chain.contribution("c", tip, is_held=False)
+    assert turn_delay_s(chain.known, facts, timing, first) == without_quorum_s
+    assert turn_delay_s(chain.known, lagging, timing, first) == without_quorum_s + FAILOVER_S
+    chain.known.hold(vote)
+    chain.contribution("d", tip)
+    assert turn_delay_s(chain.known, lagging, timing, first) == without_quorum_s + FAILOVER_S
+    chain.contribution("b", tip)
+    assert turn_delay_s(chain.known, lagging, timing, first) == GRACE_S, "two of three votes"
 
 
 def test_what_comes_together_is_taken_in_before_anything_is_done() -> None:
