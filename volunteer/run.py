@@ -89,7 +89,8 @@ class DataSpec(_Table, frozen=True, kw_only=True):
     """What is trained on."""
 
     sources: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=64)]
-    """`builtin:NAME`, `file:GLOB`, `hf:NAME[@CONFIG][:SPLIT]` or `private:` (data/sources.py)."""
+    """`builtin:NAME`, `file:GLOB`, `hf:OWNER/NAME[@CONFIG][:SPLIT]` or `private:`
+    (data/sources.py)."""
     held_out_fraction: Annotated[float, msgspec.Meta(gt=0.0, lt=0.5)] = 0.05
     """The last part of each text, or so many of its documents, is for evaluation and is never
     trained on."""

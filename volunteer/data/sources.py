@@ -4,7 +4,7 @@ Runs in: every process. Pure: nothing is opened here.
 
     builtin:NAME                   a text of the package
     file:GLOB                      text, JSON Lines and parquet on this machine's disk
-    hf:NAME[@CONFIG][:SPLIT]       a dataset of the Hugging Face hub, or of a folder, streamed
+    hf:OWNER/NAME[@CONFIG][:SPLIT] a dataset of the Hugging Face hub, or of a folder, streamed
     private:                       the folder that the owner's config names; it stays here
 """
 
@@ -17,10 +17,11 @@ from enum import Enum
 
 MAX_SOURCE_CHARS = 1000
 DEFAULT_SPLIT = "train"
-FORMS = "builtin:NAME, file:GLOB, hf:NAME[@CONFIG][:SPLIT] or private:"
-_NAME = r"[\w.\-]{1,96}"
+FORMS = "builtin:NAME, file:GLOB, hf:OWNER/NAME[@CONFIG][:SPLIT] or private:"
+_NAME = r"\w[\w.\-]{0,95}"
+# A name without an owner would mean a reader of the library, and so the current folder's files.
 _HF = re.compile(
-    rf"(?P<name>{_NAME}(?:/{_NAME})?|/[^@:]+)(?:@(?P<config>{_NAME}))?(?::(?P<split>{_NAME}))?"
+    rf"(?P<name>{_NAME}/{_NAME}|/[^@:]+)(?:@(?P<config>{_NAME}))?(?::(?P<split>{_NAME}))?"
 )
 _ABSOLUTE = re.compile(r"/|~/|[A-Za-z]:[\\/]")
 
@@ -91,7 +92,7 @@ def parse_source(text: str) -> Source:
 def _parse_hf(text: str, rest: str) -> Source:
     found = _HF.fullmatch(rest)
     if found is None or ".." in found["name"]:
-        raise ValueError(f"{text[:100]!r} is not of the form hf:NAME[@CONFIG][:SPLIT]")
+        raise ValueError(f"{text[:100]!r} is not of the form hf:OWNER/NAME[@CONFIG][:SPLIT]")
     return Source(
         text=text,
         kind=SourceKind.HF,

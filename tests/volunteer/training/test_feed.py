@@ -92,7 +92,7 @@ def test_two_volunteers_meet_as_often_as_chance_has_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_volunteers_of_a_stream_share_no_window_until_they_meet(tmp_path: Path) -> None:
     dataset = ListDataset(shards(8, 200))
-    spec = run_on("hf:x")
+    spec = run_on("hf:a/x")
     reads = []
     for peer in (b"a", b"b", b"c"):
         feed = feed_of(spec, tmp_path / peer.decode(), dataset, peer)
@@ -105,7 +105,7 @@ def test_two_volunteers_of_a_stream_share_no_window_until_they_meet(tmp_path: Pa
 
 
 def test_a_restart_goes_on_where_its_snapshot_was(tmp_path: Path) -> None:
-    dataset, spec = ListDataset(shards(3, 60)), run_on("hf:x", "builtin:milton")
+    dataset, spec = ListDataset(shards(3, 60)), run_on("hf:a/x", "builtin:milton")
     feed = feed_of(spec, tmp_path, dataset)
     feed.restore(0)
     feed.save(0)
@@ -131,7 +131,7 @@ def test_a_restart_goes_on_where_its_snapshot_was(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_source_is_read_as_often(tmp_path: Path) -> None:
     dataset = ListDataset([["#" * 5000 + str(i) for i in range(50)]])
-    spec = run_on("hf:x", "builtin:milton", "builtin:folio")
+    spec = run_on("hf:a/x", "builtin:milton", "builtin:folio")
     feed = feed_of(spec, tmp_path, dataset)
     feed.restore(0)
     windows = read(feed, range(300))
@@ -146,7 +146,7 @@ def test_texts_stand_in_for_a_stream_that_gives_nothing(
     monkeypatch.setattr("volunteer.training.feed.PATIENCE_S", 0.01)
     dataset = ListDataset(shards(1, 50))
     dataset.failures = 10**9
-    spec = run_on("hf:x", "builtin:milton")
+    spec = run_on("hf:a/x", "builtin:milton")
     feed = feed_of(spec, tmp_path, dataset)
     feed.restore(0)
     texts = read(Feed(spec, b"me", load_corpus(spec.data)), range(5))
@@ -161,7 +161,7 @@ def test_without_anything_it_waits_then_says_why_and_obeys_a_stop(
     monkeypatch.setattr("volunteer.training.feed.LONGEST_WAIT_S", 0.05)
     dataset = ListDataset(shards(1, 50))
     dataset.failures = 10**9
-    feed = feed_of(run_on("hf:x"), tmp_path, dataset)
+    feed = feed_of(run_on("hf:a/x"), tmp_path, dataset)
     feed.restore(0)
     assert feed.windows(0, lambda: True) is None
     with pytest.raises(DataUnavailableError, match=r"the line is dead|gives nothing"):
@@ -202,6 +202,16 @@ def test_a_folder_of_datasets_is_streamed(tmp_path: Path) -> None:
     weights_P = build_genesis(spec).weights_P
     found_loss = evaluate_run(spec, weights_P, tmp_path / "run", should_stop=never)
     assert 1.0 < found_loss.nats_per_byte < 5.0  # log(400) a token of less than 3 bytes
+
+
+def test_a_dataset_named_as_a_folder_of_this_machine_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json_lines(tmp_path / "home" / "me" / "train.jsonl", documents(3))
+    monkeypatch.chdir(tmp_path)
+    source = Source(text="hf:home/me", kind=SourceKind.HF, name="home/me")
+    with pytest.raises(DataUnavailableError, match="is a folder of this machine"):
+        HubDataset(source, tmp_path / "hub").num_shards()
 
 
 def test_a_dataset_that_is_none_is_told(tmp_path: Path) -> None:

@@ -89,9 +89,13 @@ class HubDataset:
                 f"{self._source.text} needs the library `datasets`", hint=_INSTALL
             ) from error
         datasets.disable_progress_bars()
+        name = self._source.name
+        if not self._source.is_on_disk and os.path.lexists(name):
+            # The library would read that folder, for which nobody has asked the owner.
+            raise DataUnavailableError(f"{self._source.text} is a folder of this machine as well")
         try:
             self._dataset = datasets.load_dataset(
-                self._source.name,
+                name,
                 self._source.config or None,
                 split=self._source.split,
                 streaming=True,
