@@ -11,6 +11,7 @@ from torch import Tensor
 from volunteer.run import ModelSpec
 from volunteer.training.layout import model_layout, num_parameters
 from volunteer.training.model import TrainableWeights, forward, next_token_loss, weights_of
+from volunteer.training.sample import Reader
 
 MODEL = ModelSpec(
     num_layers=2, dim=24, num_heads=3, ffn_dim=40, context_tokens=16, vocab_size=50, rope_base=100.0
@@ -171,3 +172,13 @@ def test_bfloat16_autocast_stays_close_to_fp32() -> None:
         loss = next_token_loss(weights_of(weights_P, MODEL), windows_BT1, MODEL)
     assert loss.dtype == torch.float32
     assert float(loss) == pytest.approx(exact, rel=0.01)
+
+
+@pytest.mark.parametrize("model", [MODEL, GROUPED, ONE_KEY], ids=["plain", "grouped", "one-key"])
+def test_reading_one_token_after_the_other_gives_the_same_logits(model: ModelSpec) -> None:
+    weights = weights_of(random_weights_P(model), model)
+    tokens = random_tokens(1, 9)[0].tolist()
+    reader = Reader(weights, model)
+    seen = [reader.read(tokens[:3])] + [reader.read([token]) for token in tokens[3:]]
+    due_TV = forward(weights, torch.tensor([tokens]), model)[0]
+    torch.testing.assert_close(torch.stack(seen), due_TV[2:], rtol=1e-10, atol=1e-10)
