@@ -10,9 +10,9 @@ With a sparse codec, an element is divided by what those who sent it weigh toget
     q_j = sum over the senders of j of (w_i * clip_scale_i) * decoded_ij
           / max(sum over the senders of j of w_i, 1 / sqrt(R))      R: contributions of weight > 0
 
-Paper: arXiv:2508.15706, eq. of the outer step divides by R, its code by the senders' number (as
-here, at equal weights): by R, what few send stays in their error feedback for long. Differs: the
-divisor has a floor, as that of sqrt(R) senders, so that one peer cannot own a rare index.
+Paper: arXiv:2508.15706 divides by R, its code by the number of senders (as here, at equal weights):
+by R, what one alone sends would move the weights by an R-th of it. Differs: the divisor has a
+floor, as that of sqrt(R) senders, so that one peer cannot own a rare index.
 
 Weights and clips come from weighing.py, its numbers from similarity.py. Slices of the vectors are
 combined by themselves, so memory does not grow with the model beyond the result.
