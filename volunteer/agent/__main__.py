@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the agent; exit 0 when told to stop, else as the error says."""
     options = _parse(sys.argv[1:] if argv is None else argv)
     handover = Handover.take(os.environ, os.getpid())
-    # A chunk of a blob is a MiB, taken and given back: as pages of the system, a third of the CPU
+    # A chunk of a blob is a MiB, taken and given back: as pages of the system, a quarter of the CPU
     # of a transfer. What was imported is never garbage: to look through it again, a sixth of it.
     keep_freed_memory()
     gc.freeze()
