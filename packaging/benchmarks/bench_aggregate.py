@@ -210,9 +210,12 @@ def run_here(folder: Path, num_turns: int, threads: int) -> None:
 
 
 def peak_mib() -> float:
-    """Return this process's peak memory so far (Linux counts in KiB, macOS in bytes)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    """Return this process's peak memory so far; on Linux not that of who started it."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = status.read_text("ascii").splitlines()
+        return float(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 
 def main() -> None:
