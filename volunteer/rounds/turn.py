@@ -93,8 +93,8 @@ def leavings_to_list(known: Knowledge, tip: ChainFacts, me: str, *, limit: int) 
 def least_turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> float:
     """Return what `turn_delay_s` is at least, whatever is held: cheap enough for every event."""
     rank = rank_of(known.rules, tip, me)
-    num_turns = rank if tip.rosters[1] else 0
-    return timing.grace_s + num_turns * timing.failover_s if rank else 0.0
+    turn_s = timing.failover_s if tip.rosters[1] else timing.grace_s
+    return timing.grace_s + rank * turn_s if rank else 0.0
 
 
 def turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> float:
@@ -117,7 +117,8 @@ def turn_delay_s(known: Knowledge, tip: ChainFacts, timing: Timing, me: str) -> 
     if rank == 0 and is_complete and has_quorum and knows_whom:
         return 0.0
     num_turns = rank if tip.rosters[1] else _num_lower_ranks(known, tip, held, rank)
-    delay_s = timing.grace_s + num_turns * timing.failover_s
+    num_empty = rank - num_turns
+    delay_s = timing.grace_s + num_turns * timing.failover_s + num_empty * timing.grace_s
     if not has_quorum:
         delay_s += QUORUM_WAIT_FRACTION * timing.failover_s
         if _is_quorum_on_its_way(known, tip):
@@ -145,8 +146,9 @@ def _num_lower_ranks(
     """Return how many ranks below `rank` those who contributed on `tip` have.
 
     At the start of an open run the chain knows nobody, and everybody's rank is one of four by hash:
-    a turn is waited for only where somebody is seen who could take it. Without that, the first
-    commit waited up to three failover intervals for nobody.
+    a failover interval is waited only for a rank that somebody is seen to have, for another one the
+    grace, in which more may come. Otherwise the first commit waited up to three intervals for
+    nobody.
     """
     ranks = {rank_of(known.rules, tip, contribution.author) for contribution in held}
     return sum(other < rank for other in ranks)
