@@ -137,12 +137,12 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a third peer passes on all bytes; else the connection is direct."""
     last_final_round: int | None = None
     """The last final round that lists a contribution of this peer; None: none does."""
-    excluded_until_round: int | None = None
-    """Through which round its work has no weight, since it was found bad twice; None: it has."""
     protocol: str | None = None
     """What it says that it speaks: major.minor; None: it has not said hello."""
     program: str | None = None
     """What it says that it is, e.g. "allmende 0.1.0"; a peer may have chosen it."""
+    excluded_until_round: int | None = None
+    """Through which round its work has no weight, since it was found bad twice; None: it has."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ import pytest
 from p2p.framing import parse_blob_request, parse_manifest
 from p2p.hello import encode_hello, parse_hello
 from p2p.peer_exchange import encode_addresses, encode_request, parse_addresses, parse_request
-from tests.protocol import second_chain, second_records, second_state, second_wire
+from tests.protocol import second_chain, second_judgement, second_records, second_state, second_wire
 from tests.protocol.frames import (
     ADDRS,
     BASE,
@@ -110,14 +110,17 @@ def test_blob_frames_are_read_back() -> None:
 # -------------------------------------------------------- read by the second implementation
 
 
-@pytest.mark.parametrize("source", [second_wire, second_records, second_state, second_chain])
+@pytest.mark.parametrize(
+    "source", [second_wire, second_records, second_judgement, second_state, second_chain]
+)
 def test_the_second_implementation_imports_nothing_of_the_program(source: ModuleType) -> None:
     allowed = {"__future__", "blake3", "nacl", *sys.stdlib_module_names}
     tree = ast.parse(Path(str(source.__file__)).read_text("utf-8"))
     imported = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
     imported += [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
     others = {name for name in imported if name.partition(".")[0] not in allowed}
-    assert others <= {"tests.protocol.second_wire"}
+    second = ("wire", "judgement", "state")
+    assert others <= {f"tests.protocol.second_{name}" for name in second}
 
 
 @pytest.mark.parametrize("name", RECORD_NAMES)

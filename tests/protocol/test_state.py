@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from p2p.blobstore import blob_id_of_bytes
-from tests.protocol import second_state, second_wire
+from tests.protocol import second_judgement, second_state, second_wire
 from tests.protocol.second_wire import MalformedError
 from tests.volunteer.training.synthetic import gradient, make_spec
 from volunteer.data.builtin import load_builtin_run
@@ -149,7 +149,7 @@ def test_the_second_one_reaches_the_same_states(codec_id: str, num_works: int) -
         ]
         theirs = second_state.after_commit(theirs, read, second, plain(spec), height)
         assert theirs.state_hash() == state_hash
-    _, marked, _ = second_state.judged(read, second)
+    _, marked, _ = second_judgement.judged(read, second)
     assert marked == [i for i, outcome in enumerate(outcomes) if outcome.is_marked]
     if num_works == 11:
         refused = {i for i, outcome in enumerate(outcomes) if outcome.refused_reason}
