@@ -185,7 +185,8 @@ def test_other_weights_than_the_configs_are_refused(folder: Path) -> None:
 
 
 def test_hostile_files_are_refused(folder: Path) -> None:
-    for weight_map in ({"a": "../elsewhere"}, {"a": 1}, [], {}):
+    weight_maps: list[object] = [{"a": "../elsewhere"}, {"a": 1}, [], {}]
+    for weight_map in weight_maps:
         (folder / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(CheckpointCorruptError, match="names no files"):
             read_huggingface(folder)
