@@ -82,7 +82,7 @@ def make_task(
     sources: tuple[str, ...] = TEXTS,
     pretrained_steps: int = 0,
 ) -> LabTask:
-    """Return a task over bytes; by default 277 k parameters, the shape of the demo's run.
+    """Return a task over bytes; by default 283 k parameters, the shape of the demo's run.
 
     Args:
         num_layers: of the decoder.
@@ -129,7 +129,7 @@ def make_task(
 def small_task(
     *, num_steps: int = 400, evaluate_every_steps: int = 50, pretrained_steps: int = 0
 ) -> LabTask:
-    """Return the task of the acceptance tests: 133 k parameters, 16 sequences of 32 bytes."""
+    """Return the task of the acceptance tests: 123 k parameters, 16 sequences of 32 bytes."""
     return make_task(
         dim=64,
         ffn_dim=192,

@@ -2,7 +2,7 @@
 
 Runs in: lab. Pure. Test 12 is in attackers.py.
 
-All on one small task: 133 k parameters, 16 sequences of 32 bytes a step, H = 10, much as the
+All on one small task: 123 k parameters, 16 sequences of 32 bytes a step, H = 10, much as the
 measurements were from which the thresholds come, but after the first plateau (beginning.py). The
 mean over the seeds is judged, each seed compared with itself.
 """
