@@ -19,7 +19,7 @@ from tests.volunteer.training.texts import (
     write_json_lines,
 )
 from tests.volunteer.training.tiny_run import tiny_spec
-from volunteer.data.sources import Source, SourceKind
+from volunteer.data.sources import Source, SourceKind, parse_source
 from volunteer.errors import DataUnavailableError
 from volunteer.local_data import LocalData, write_local_data
 from volunteer.run import RunSpec
@@ -212,6 +212,28 @@ def test_a_dataset_named_as_a_folder_of_this_machine_is_not_read(
     source = Source(text="hf:home/me", kind=SourceKind.HF, name="home/me")
     with pytest.raises(DataUnavailableError, match="is a folder of this machine"):
         HubDataset(source, tmp_path / "hub").num_shards()
+
+
+def test_a_dataset_of_the_hub_sends_nobody_to_files_of_his_own_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    write_json_lines(tmp_path / "home" / "diary.jsonl", documents(3))
+    hub = tmp_path / "what the hub sends"
+    hub.mkdir()
+    (hub / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files:\n"
+        f"  - split: train\n    path: {tmp_path}/home/*.jsonl\n---\n"
+    )
+    open_builder = datasets.load_dataset_builder
+
+    def of_the_hub(_name: str, config: str | None, **options: object) -> object:
+        return open_builder(str(hub), config, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", of_the_hub)
+    dataset = HubDataset(parse_source("hf:evil/texts"), tmp_path / "cache")
+    with pytest.raises(DataUnavailableError, match="not on the hub"):
+        next(dataset.read(0, 0))
 
 
 def test_a_dataset_that_is_none_is_told(tmp_path: Path) -> None:

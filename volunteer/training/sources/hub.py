@@ -2,13 +2,14 @@
 
 Runs in: trainer. By the library `datasets` (an extra of the package), streaming: nothing but what
 is read is fetched. Datasets are data: the library runs no code of theirs (since its version 4). The
-owner's token for the hub is not used: what a RunSpec names must be open to everyone.
+owner's token for the hub is not used: what a RunSpec names must be open to everyone. And it must be
+all there: a dataset may not send its readers to files of their own machines.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ _INSTALL = "pip install 'allmende[datasets]'"
 _SOME_DOCUMENTS = 10_000
 """Where a dataset does not say how many it has, a volunteer begins at one of the first so many."""
 _MAX_REASON_CHARS = 200
+_HUB = "hf://"
 
 
 class HubDataset:
@@ -94,17 +96,35 @@ class HubDataset:
             # The library would read that folder, for which nobody has asked the owner.
             raise DataUnavailableError(f"{self._source.text} is a folder of this machine as well")
         try:
-            self._dataset = datasets.load_dataset(
+            builder = datasets.load_dataset_builder(
                 name,
                 self._source.config or None,
-                split=self._source.split,
-                streaming=True,
                 token=False,
                 cache_dir=str(self._cache_dir),
             )
+            if not self._source.is_on_disk:
+                self._verify_files(builder.config.data_files)
+            self._dataset = builder.as_streaming_dataset(split=self._source.split)
+        except DataUnavailableError:
+            raise
         except Exception as error:
             raise self._failure(error) from error
         return self._dataset
+
+    def _verify_files(self, files_by_split: Mapping[str, Sequence[str]] | None) -> None:
+        """Check that a dataset of the hub has its files there.
+
+        Its README says which they are, and a stranger writes that: the library takes paths of this
+        machine and addresses of its network as well, and chains of both.
+
+        Raises:
+            DataUnavailableError: it has others, or none.
+        """
+        files = [str(file) for files in (files_by_split or {}).values() for file in files]
+        if not files or any(not file.startswith(_HUB) or "::" in file for file in files):
+            raise DataUnavailableError(
+                f"{self._source.text} names files that are not on the hub: none of it is read"
+            )
 
     def _failure(self, error: Exception) -> DataUnavailableError:
         """Return what the library raised, which may be anything that readers and networks raise."""
