@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.volunteer.training.texts import documents
-from volunteer.errors import DataUnavailableError
+from volunteer.errors import DataUnavailableError, StorageFullError
 from volunteer.training.sources.documents import SEPARATOR, is_held_out
 from volunteer.training.sources.stream import (
     StreamAhead,
@@ -160,18 +160,28 @@ def test_after_an_error_it_goes_on_where_it_was(caplog: pytest.LogCaptureFixture
     assert "the line is dead" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (DataUnavailableError("no route", hint="plug it in"), "no route (plug it in)"),
+        (StorageFullError("no room", hint="make some"), "no room (make some)"),
+        (OSError(5, "Input/output error"), "[Errno 5] Input/output error"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
 @pytest.mark.usefixtures("quick")
-def test_what_is_wrong_is_said_until_something_comes() -> None:
+def test_what_is_wrong_is_said_until_something_comes(error: Exception, problem: str) -> None:
     dataset, may_go_on = ListDataset(shards(1, 30)), threading.Event()
-    failed = threading.Event()
+    tried, failed = threading.Event(), threading.Event()
 
     def prepare() -> None:
         if not may_go_on.is_set():
-            failed.set()
-            raise DataUnavailableError("no route", hint="plug it in")
+            (failed if tried.is_set() else tried).set()
+            raise error
 
     ahead = StreamAhead("hf:x", reader_of(dataset), prepare, StreamPosition(), num_ahead=1)
     assert failed.wait(10.0)
+    assert ahead.problem == problem
     assert ahead.take(0.0) is None
     may_go_on.set()
     assert ahead.take(10.0) is not None

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from volunteer.errors import DataUnavailableError
+from volunteer.errors import DataUnavailableError, VolunteerError
 from volunteer.training.sources.documents import SEPARATOR, Piece, is_held_out
 from volunteer.training.tokenizer import Tokenizer, Tokens
 
@@ -227,8 +227,9 @@ class StreamAhead:
                         return
                     position = window.position
                     self.problem, pause_s = "", FIRST_PAUSE_S
-            except DataUnavailableError as error:
-                self.problem = f"{error} ({error.hint})" if error.hint else str(error)
+            except (VolunteerError, OSError) as error:  # a full disk, too, may have room later
+                hint = error.hint if isinstance(error, VolunteerError) else ""
+                self.problem = f"{error} ({hint})" if hint else str(error)
                 _log.warning("%s: tried again in %.0f s: %s", self._name, pause_s, error)
                 self._stop.wait(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, 2.0 * pause_s)
