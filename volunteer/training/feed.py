@@ -206,6 +206,12 @@ class Feed:
         try:
             content = self._positions_file.read_bytes()
             saved = msgspec.json.decode(content, type=tuple[_Saved, ...])
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except FileNotFoundError:
+            return ()
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            # Some text is read twice: better than not to train at all.
+            _log.warning(
+                "positions lost, streams begin anew file=%s: %s", self._positions_file, error
+            )
             return ()
         return tuple(each for each in saved if len(each.positions) == len(self._streams))
