@@ -182,9 +182,13 @@ def start(
     current = running or launch.start_agent(locations, options.to_argv())
     if as_json:
         _write_json(current)
-        return
-    what = "An agent runs already" if running else "The agent runs now"
-    _write(
+    else:
+        _write(*_started(current, was_running=running is not None))
+
+
+def _started(current: Status, *, was_running: bool) -> tuple[str, ...]:
+    what = "An agent runs already" if was_running else "The agent runs now"
+    return (
         f"{what}, in the background (process {current.agent_pid}).",
         *_status_head(current),
         "  see it: allmende    pause: allmende pause    stop it: allmende stop",

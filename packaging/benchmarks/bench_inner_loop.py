@@ -10,6 +10,7 @@ take turns, so that what else the machine does meets both. Medians over the turn
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -20,10 +21,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+if TYPE_CHECKING:  # torch reads OMP_WAIT_POLICY when it is imported
+    from torch import Tensor
+
+    from volunteer.run import RunSpec
+
 NUM_TURNS = 12
+NUM_BATCHES = 16
 SIDES = ("ours", "plain")
 _TURN_S = {"commons": 1.5, "25m": 3.0}
 """A turn is as many steps as take about so long."""
@@ -57,7 +65,7 @@ class Side:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{num_steps}\n")
         self._process.stdin.flush()
-        return Turn(**self._answer())
+        return msgspec.convert(self._answer(), Turn)
 
     def end(self) -> None:
         """Let it end."""
@@ -135,32 +143,27 @@ def tell(answer: dict[str, float]) -> None:
     sys.stdout.flush()
 
 
-def make_step(name: str, shape: str, num_threads: int) -> Callable[[], tuple[float, int]]:
-    """Return what takes a step of a side: its loss before, and its tokens."""
-    import torch
-    from plain_loop import PlainLoop
-
+def spec_of(shape: str) -> RunSpec:
+    """Return `commons`, in another shape where one is named, at its full learning rate."""
     from volunteer.data.builtin import load_builtin_run
     from volunteer.presets import PRESETS
-    from volunteer.training import diloco
-    from volunteer.training.acceleration import make_loss_function, prepare_compiler
-    from volunteer.training.data import load_corpus, training_windows
-    from volunteer.training.devices import choose_device
-    from volunteer.training.genesis import build_genesis
-    from volunteer.training.micro_batches import MicroBatches
 
-    torch.set_num_threads(num_threads)
     spec = load_builtin_run("commons")
     if shape in PRESETS:
         inner = msgspec.structs.replace(spec.inner, batch_sequences=8)
         spec = msgspec.structs.replace(spec, model=PRESETS[shape], inner=inner)
     # The learning rate of all steps: ours takes its from the schedule, which is at its top here.
-    spec = msgspec.structs.replace(spec, inner=msgspec.structs.replace(spec.inner, warmup_steps=0))
-    device = choose_device("cpu")
-    micro_batch_sequences = MicroBatches(spec, device).sequences
-    weights_P = build_genesis(spec).weights_P
+    return msgspec.structs.replace(spec, inner=msgspec.structs.replace(spec.inner, warmup_steps=0))
+
+
+def batches_of(spec: RunSpec) -> list[Tensor]:
+    """Return what both sides read: token ids, int64, shape (batch, context + 1) each."""
+    import torch
+
+    from volunteer.training.data import load_corpus, training_windows
+
     corpus = load_corpus(spec.data)
-    batches = [
+    return [
         torch.from_numpy(
             training_windows(
                 corpus,
@@ -171,32 +174,40 @@ def make_step(name: str, shape: str, num_threads: int) -> Callable[[], tuple[flo
                 context_tokens=spec.model.context_tokens,
             )
         ).long()
-        for inner_step in range(16)
+        for inner_step in range(NUM_BATCHES)
     ]
+
+
+def make_step(name: str, shape: str, num_threads: int) -> Callable[[], tuple[float, int]]:
+    """Return what takes a step of a side: its loss before, and its tokens."""
+    import torch
+    from plain_loop import PlainLoop
+
+    from volunteer.training import diloco
+    from volunteer.training.acceleration import make_loss_function, prepare_compiler
+    from volunteer.training.devices import choose_device
+    from volunteer.training.genesis import build_genesis
+    from volunteer.training.micro_batches import MicroBatches
+
+    torch.set_num_threads(num_threads)
+    spec, device = spec_of(shape), choose_device("cpu")
+    micro_batch_sequences = MicroBatches(spec, device).sequences
+    weights_P = build_genesis(spec).weights_P
+    batches = itertools.cycle(batches_of(spec))
     num_tokens = spec.inner.batch_sequences * spec.model.context_tokens
-    num_taken = 0
     is_compiled = name.endswith("-compiled")
     if is_compiled:
         prepare_compiler(Path(tempfile.mkdtemp(prefix=f"bench-{name}-")))
     if name.startswith("plain"):
         loop = PlainLoop(spec.model, spec.inner, weights_P, is_compiled=is_compiled)
-
-        def plain() -> tuple[float, int]:
-            nonlocal num_taken
-            num_taken += 1
-            windows = batches[(num_taken - 1) % len(batches)]
-            return loop.step(windows, micro_batch_sequences), num_tokens
-
-        return plain
+        return lambda: (loop.step(next(batches), micro_batch_sequences), num_tokens)
     state = diloco.fresh_state(weights_P, spec, device)
     loss_function = make_loss_function(is_compiled=is_compiled, is_checkpointed=False)
 
     def ours() -> tuple[float, int]:
-        nonlocal num_taken
-        num_taken += 1
         result = diloco.train(
             state,
-            batches[(num_taken - 1) % len(batches)],
+            next(batches),
             spec,
             micro_batch_sequences=micro_batch_sequences,
             device=device,

@@ -167,14 +167,20 @@ def grow(pair: Pair, parent_id: str, chance: random.Random) -> tuple[str, Commit
         state_hash="0d" * 32,
     )
     if chance.random() < 0.4:
-        # PEOPLE[1] does bad work mostly, all others now and then.
-        bad = [i for i in commit.contributions if pair.contributions[i].author == PEOPLE[1]]
-        some = chance.choices([bad, [chance.choice(commit.contributions)]], [4, 1])[0]
-        commit = msgspec.structs.replace(commit, marked=tuple(some[:1]) or msgspec.UNSET)
+        commit = msgspec.structs.replace(commit, marked=marks_on(pair, commit, chance))
     if chance.random() < 0.1:
         wrong = chance.choice([{"rank": commit.rank + 1}, {"round_index": commit.round_index + 1}])
         commit = msgspec.structs.replace(commit, **wrong)
     return record_id_of(encode_body(commit)), commit
+
+
+def marks_on(
+    pair: Pair, commit: Commit, chance: random.Random
+) -> tuple[str, ...] | msgspec.UnsetType:
+    """Mark one contribution at most: PEOPLE[1]'s mostly, another's now and then."""
+    bad = [i for i in commit.contributions if pair.contributions[i].author == PEOPLE[1]]
+    some = chance.choices([bad, [chance.choice(commit.contributions)]], [4, 1])[0]
+    return tuple(some[:1]) or msgspec.UNSET
 
 
 def verdict_on(

@@ -75,7 +75,6 @@ class ModuleFiles:
     ) -> None:
         """Serve one module; `post` and `nursery` are set by the driver."""
         self._spec = spec
-        self._me = me
         self._store = store
         self._swarm = swarm
         self._aggregator = aggregator

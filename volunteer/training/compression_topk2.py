@@ -63,7 +63,6 @@ class TopK2Gradient(EncodedGradient):
 
     product_dtype: ClassVar[torch.dtype] = torch.int32  # 4096 * 127^2 < 2^31
     measure_dtype: ClassVar[torch.dtype] = torch.int16
-    is_sparse: ClassVar[bool] = True
 
     kept_elements: int
     """K, of every block."""

@@ -97,7 +97,6 @@ def _train(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
-    from volunteer.training.acceleration import CODE_DIR_NAME, forget_compiled, prepare_compiler
     from volunteer.training.devices import choose_device, is_out_of_memory, limit_memory
     from volunteer.training.micro_batches import Wishes
     from volunteer.training.module_blobs import ModuleBlobs
@@ -111,10 +110,7 @@ def _train(
     device = choose_device(arguments.device)
     if arguments.gpu_max_bytes:
         limit_memory(device, arguments.gpu_max_bytes)
-    if arguments.compile:
-        prepare_compiler(arguments.run_dir / CODE_DIR_NAME)
-    else:
-        forget_compiled(arguments.run_dir / CODE_DIR_NAME)
+    _prepare_code(arguments.run_dir, is_compiled=arguments.compile)
     module_dir: Path = arguments.run_dir / "modules" / arguments.module
     store, peer_seed = BlobStore(module_dir / "blobs"), arguments.author.encode()
     feed = open_feed(spec, peer_seed, arguments.run_dir, store, tell=lambda: emit(Preparing()))
@@ -143,6 +139,16 @@ def _train(
         if not is_out_of_memory(error):
             raise
         raise OutOfGpuMemoryError(f"out of memory: {error}") from error
+
+
+def _prepare_code(run_dir: Path, *, is_compiled: bool) -> None:
+    """Give the compiler a folder in the run's, or remove what it once left there."""
+    from volunteer.training.acceleration import CODE_DIR_NAME, forget_compiled, prepare_compiler
+
+    if is_compiled:
+        prepare_compiler(run_dir / CODE_DIR_NAME)
+    else:
+        forget_compiled(run_dir / CODE_DIR_NAME)
 
 
 def _fail(writer: EventWriter, error: VolunteerError) -> int:
