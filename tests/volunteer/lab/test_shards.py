@@ -15,6 +15,7 @@ def num_bytes(corpus: Corpus) -> int:
     return sum(len(text.training) for text in corpus.texts)
 
 
+@pytest.mark.slow
 def test_clusters_part_the_training_text_into_equal_and_unlike_shards() -> None:
     task = tiny_task()
     corpus = corpus_of(task)

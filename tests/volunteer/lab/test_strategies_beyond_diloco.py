@@ -149,6 +149,7 @@ def test_streaming_one_fragment_without_delay_is_diloco(task: LabTask, codec_id:
     assert [r.bytes_sent for r in reports] == [r.bytes_sent for r in reference]
 
 
+@pytest.mark.slow
 def test_equal_speeds_and_n_equal_to_k_make_delayed_nesterov_diloco(task: LabTask) -> None:
     plan = AsyncPlan(speeds=(2.0,) * 3, steps_a_round=H, outer=NESTEROV)
     weights_P, reports = run(plan, task)
@@ -177,6 +178,7 @@ def all_plans() -> list[Plan]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", all_plans(), ids=lambda plan: type(plan).__name__)
 def test_the_same_seed_gives_the_same_numbers_and_another_others(task: LabTask, plan: Plan) -> None:
     (first_P, first), (second_P, second) = run(plan, task), run(plan, task)
@@ -343,6 +345,7 @@ def test_speeds_are_above_zero() -> None:
 # --- What is common to all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan",
     [

@@ -48,6 +48,7 @@ def test_the_error_is_at_most_half_a_scale(codec_id: str, values: list[float], b
     blob.verify_bounds()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec_id", ["int4", "int8", "fp16", "fp32"])
 @settings(deadline=None)
 @given(st.lists(vectors, min_size=1, max_size=8), block_sizes)

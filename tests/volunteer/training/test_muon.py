@@ -109,6 +109,7 @@ def test_the_hidden_matrices_and_nothing_else_are_orthogonalised() -> None:
     assert names == [f"layers.0.{name}" for name in ("wq", "wk", "wv", "wo", "w1", "w3", "w2")]
 
 
+@pytest.mark.slow
 def test_bfloat16_products_are_torchs_muon() -> None:
     """torch.optim.Muon computes in bfloat16 whatever the weights are."""
     ours_P = tiny_weights_P(SPEC)
