@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +29,7 @@ from volunteer.local_data import LocalData
 from volunteer.run import RunSpec
 from volunteer.training.data import Corpus, load_corpus
 from volunteer.training.sources import documents as documents_module
+from volunteer.training.sources import files as files_module
 from volunteer.training.sources import token_cache as cache_module
 from volunteer.training.sources.documents import SEPARATOR, Piece, is_held_out, read_pieces
 from volunteer.training.sources.prepare import open_texts, prepare, token_cache
@@ -243,6 +248,48 @@ def test_tampered_tokens_are_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_damaged_tokens_are_made_anew(
+    tmp_path: Path, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, folder = run_on(f"file:{tmp_path}/*.jsonl"), tmp_path / "run"
+    monkeypatch.setattr(cache_module, "SAVE_EVERY_BYTES", 0)
+    write_json_lines(tmp_path / "a.jsonl", documents(20))
+    (text,) = prepared(spec, folder).texts
+    whole = bytes(text.training)
+    (training,) = folder.rglob("training.bin")
+    entry = json.loads((training.parent / "entry.json").read_bytes()) | {"is_whole": is_whole}
+    (training.parent / "entry.json").write_text(json.dumps(entry))
+    del text
+    os.truncate(training, 10)
+    assert bytes(prepared(spec, folder).texts[0].training) == whole
+
+
+def test_odd_names_links_and_damage_cost_no_more_than_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "private"
+    folder.mkdir()
+    (folder / "loop.txt").symlink_to("loop.txt")
+    (folder / "not utf-8.parquet").write_bytes(parquet_of_bytes(b"\xff\xfe", b"abc"))
+    odd_name = os.fsencode(folder) + b"/na\xefve.txt"
+    with open(odd_name, "wb") as stream:
+        stream.write(b"mine " * 100)
+    spec = run_on("builtin:milton", "private:")
+    with mock.patch.object(files_module, "_SETTLED_NS", -(10**18)):  # so that it is remembered
+        corpus = prepared(spec, tmp_path / "run", private_dir=str(folder))
+    (text,) = (text for text in corpus.texts if text.name == "private:")
+    assert bytes(text.training) == b"mine " * 100
+
+
+def parquet_of_bytes(*texts: bytes) -> bytes:
+    """Return a parquet file whose column `text` says that it is text, whatever it holds."""
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(texts))]
+    column = pa.Array.from_buffers(pa.string(), len(texts), buffers)
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"text": column}), sink)
+    return sink.getvalue()
+
+
 def test_texts_of_the_package_are_tokenized_too_and_never_held_out_differently(
     tmp_path: Path,
 ) -> None:

@@ -156,5 +156,6 @@ def _read_parquet(file: Path, start: int, fraction: float) -> Iterator[Piece]:
                     if position > start and isinstance(row, str):
                         document = row.encode("utf-8", errors="replace")
                         yield Piece(document + SEPARATOR, is_held_out(document, fraction), position)
-    except (pa.ArrowException, KeyError, IndexError) as error:
+    except (pa.ArrowException, ValueError, LookupError, OverflowError) as error:
+        # A text that is not UTF-8, or numbers that Python has no form for, among others.
         raise DataUnavailableError(f"a parquet file cannot be read: {error}"[:300]) from error

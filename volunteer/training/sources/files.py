@@ -38,7 +38,7 @@ def files_of_folder(folder: Path) -> list[Path]:
     """Return the files of known kinds below `folder`, in order, but no links out of it."""
     inside = folder.resolve()
     found = (Path(base) / name for base, _, names in os.walk(inside) for name in names)
-    return _chosen(file for file in found if file.resolve().is_relative_to(inside))
+    return [file for file in _chosen(found) if file.resolve().is_relative_to(inside)]
 
 
 def _chosen(files: Iterator[Path]) -> list[Path]:
@@ -67,7 +67,8 @@ class ContentHashes:
         Raises:
             OSError: it cannot be read.
         """
-        name, stamp = str(file), _stamp(file)
+        # As its bytes: a name need not be text that JSON could hold.
+        name, stamp = os.fsencode(file).decode("latin-1"), _stamp(file)
         self._used.add(name)
         known = self._known.get(name)
         if known is not None and known[0] == stamp:

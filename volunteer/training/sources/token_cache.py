@@ -110,6 +110,8 @@ class TokenCache:
             OSError: the same.
         """
         found = self.entry(key)
+        if found is not None and not self._has_files(key, found):
+            found = None  # damaged: anew
         if found is not None and (found.is_whole and not (found.is_cut and max_bytes > 0)):
             return found
         folder = self._directory / key
@@ -129,8 +131,7 @@ class TokenCache:
             return None
         folder = self._directory / key
         try:
-            if any((folder / name).stat().st_size < size
-                   for name, size in zip(_NAMES, entry.file_bytes, strict=True)):  # fmt: skip
+            if not self._has_files(key, entry):
                 return None
             training = _map(folder / _TRAINING, entry.file_bytes[0], np.dtype(entry.dtype))
             held_out = _map(folder / _HELD_OUT, entry.file_bytes[1], np.dtype(entry.dtype))
@@ -138,6 +139,14 @@ class TokenCache:
         except (OSError, TypeError, ValueError):
             return None
         return CachedText(training, held_out, lengths if entry.has_bytes else None)
+
+    def _has_files(self, key: str, entry: Entry) -> bool:
+        """Tell whether all is on the disk that an entry counts."""
+        try:
+            sizes = [(self._directory / key / name).stat().st_size for name in _NAMES]
+        except OSError:
+            return False
+        return all(size >= due for size, due in zip(sizes, entry.file_bytes, strict=True))
 
     def keep_only(self, keys: frozenset[str]) -> None:
         """Delete what belongs to files that are not in use any more."""
