@@ -7,25 +7,17 @@ import dataclasses
 import msgspec
 import torch
 
+from tests.volunteer.lab.tiny import two_layer_task
 from volunteer.lab.training.beginning import first_state
 from volunteer.lab.training.strategies.data_parallel import DataParallelPlan
 from volunteer.lab.training.strategies.diloco import DiLoCoPlan
 from volunteer.lab.training.strategies.overlap import OverlapPlan
-from volunteer.lab.training.task import LabTask, genesis_of, loss_of, make_task
+from volunteer.lab.training.task import LabTask, genesis_of, loss_of
 from volunteer.run import CodecSpec, OuterSpec
 
 
 def task(pretrained_steps: int) -> LabTask:
-    return make_task(
-        dim=16,
-        num_heads=2,
-        ffn_dim=16,
-        context_tokens=8,
-        batch_sequences=2,
-        num_steps=8,
-        held_out_sequences=16,
-        pretrained_steps=pretrained_steps,
-    )
+    return dataclasses.replace(two_layer_task(8), pretrained_steps=pretrained_steps)
 
 
 def test_begins_on_the_genesis_state_unless_told() -> None:

@@ -1,3 +1,5 @@
+"""The file of points: rows come back, torn ones are dropped, and what was claimed is judged."""
+
 from __future__ import annotations
 
 import dataclasses

@@ -1,3 +1,5 @@
+"""Experiments: whenever one is cut short, the same call ends with the same file."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+"""How the training text is parted among workers."""
+
 from __future__ import annotations
 
 import numpy as np

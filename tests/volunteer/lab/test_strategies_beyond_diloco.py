@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.volunteer.lab.tiny import two_layer_task
 from volunteer.errors import ConfigError
 from volunteer.lab.training.strategies.asynchronous import (
     AsyncPlan,
@@ -36,7 +37,7 @@ from volunteer.lab.training.strategies.streaming import (
     take,
 )
 from volunteer.lab.training.strategy import Plan, RoundReport
-from volunteer.lab.training.task import LabTask, make_task
+from volunteer.lab.training.task import LabTask
 from volunteer.run import CodecSpec, ModelSpec, OuterSpec
 from volunteer.training.layout import num_parameters
 from volunteer.training.outer import outer_step
@@ -48,15 +49,7 @@ NESTEROV = OuterSpec(lr=0.7, momentum=0.9)
 
 @pytest.fixture(scope="module")
 def task() -> LabTask:
-    return make_task(
-        dim=16,
-        num_heads=2,
-        ffn_dim=16,
-        context_tokens=8,
-        batch_sequences=2,
-        num_steps=H * NUM_ROUNDS,
-        held_out_sequences=8,
-    )
+    return two_layer_task(H * NUM_ROUNDS)
 
 
 def weights_after(

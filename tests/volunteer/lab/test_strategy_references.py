@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.volunteer.lab.tiny import two_layer_task
 from volunteer.lab.training.beginning import first_state
 from volunteer.lab.training.strategies.asynchronous import AsyncPlan
 from volunteer.lab.training.strategies.diloco import FP32
 from volunteer.lab.training.strategies.noloco import NolocoPlan, draw_pairs
 from volunteer.lab.training.strategies.streaming import StreamingPlan, cut_fragments
 from volunteer.lab.training.strategy import Plan
-from volunteer.lab.training.task import LabTask, corpus_of, make_task
+from volunteer.lab.training.task import LabTask, corpus_of
 from volunteer.lab.training.worker import Worker
 from volunteer.run import OuterSpec
 
@@ -23,15 +24,7 @@ OUTER = OuterSpec(lr=0.7, momentum=0.8)
 
 @pytest.fixture(scope="module")
 def task() -> LabTask:
-    return make_task(
-        dim=16,
-        num_heads=2,
-        ffn_dim=16,
-        context_tokens=8,
-        batch_sequences=2,
-        num_steps=3 * H,
-        held_out_sequences=8,
-    )
+    return two_layer_task(3 * H)
 
 
 def workers_of(task: LabTask, num_workers: int) -> tuple[list[Worker], Tensor]:

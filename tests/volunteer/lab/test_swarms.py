@@ -1,3 +1,5 @@
+"""Data-parallel and DiLoCo workers against what they must reduce to, and attackers among them."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -28,6 +28,18 @@ def tiny_task(num_steps: int = 8, *, evaluate_every_steps: int = 4) -> LabTask:
     )
 
 
+def two_layer_task(num_steps: int) -> LabTask:
+    return make_task(
+        dim=16,
+        num_heads=2,
+        ffn_dim=16,
+        context_tokens=8,
+        batch_sequences=2,
+        num_steps=num_steps,
+        held_out_sequences=16,
+    )
+
+
 def arm_of(plan: Plan, task: LabTask | None = None, *, name: str = "arm") -> Arm:
     return Arm(name=name, task=task or tiny_task(), plan=plan)
 
