@@ -76,7 +76,7 @@ def test_the_texts_of_the_package_are_read_as_ever(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_volunteers_meet_as_often_as_chance_has_it(tmp_path: Path) -> None:
-    """Of 2,000 windows that each reads of 4,084, they share what chance says, and no more."""
+    """Of 2,000 windows that each reads of 7,184, they share what chance says, and no more."""
     (tmp_path / "a.txt").write_bytes(b"".join(f"{i:06d}".encode() for i in range(2000)))
     spec = run_on(f"file:{tmp_path}/a.txt", held_out_fraction=0.4)
     reads = [

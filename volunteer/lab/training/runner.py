@@ -82,6 +82,7 @@ def run_experiment(
         only: names of the arms to train; empty: all.
 
     Raises:
+        LabError: no arm has a name of `only`.
         BudgetSpent: what is written so far stands.
         ResultsError: the folder holds results of other settings.
         AlreadyRunningError: another process writes there.
