@@ -9,8 +9,9 @@ Shape legend: N tokens of a piece of text.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,12 +21,12 @@ import numpy.typing as npt
 
 from p2p.blobstore import BlobStore
 from p2p.errors import BlobUnavailableError
-from volunteer.errors import DataUnavailableError, RunSpecError
+from volunteer.errors import DataUnavailableError, RunSpecError, VolunteerError
 from volunteer.run import RunSpec
 
 MAX_TOKENIZER_BYTES = 32 * 1024 * 1024
 _MAX_TOKEN_BYTES = 2**16 - 1
-_INSTALL = "pip install 'allmende[tokenizers]'"
+_INSTALL = "pipx inject allmende tokenizers"
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 """uint8 where tokens are bytes; else uint16 or uint32, as the vocabulary needs."""
@@ -49,7 +50,11 @@ class Tokenizer(Protocol):
     dtype: np.dtype[np.unsignedinteger[Any]]
 
     def encode(self, text: bytes) -> EncodedText:
-        """Return the tokens of `text`; what is not UTF-8 in it is replaced or kept."""
+        """Return the tokens of `text`; what is not UTF-8 in it is replaced or kept.
+
+        Raises:
+            DataUnavailableError: this text cannot be read.
+        """
         ...
 
     def decode(self, tokens: Sequence[int]) -> bytes:
@@ -100,16 +105,26 @@ class JsonTokenizer:
         )
 
     def encode(self, text: bytes) -> EncodedText:
-        """Return the tokens, without special ones at the ends."""
+        """Return the tokens, without special ones at the ends.
+
+        Raises:
+            DataUnavailableError: the tokenizer has no tokens for this text, or fails at it.
+        """
         decoded = text.decode("utf-8", errors="replace")
-        encoding = self._library.encode(decoded, add_special_tokens=False)
+        with _failing_as(DataUnavailableError, "the run's tokenizer cannot read a text"):
+            encoding = self._library.encode(decoded, add_special_tokens=False)
         tokens = np.array(encoding.ids, dtype=self.dtype)
         ends = np.array([end for _, end in encoding.offsets], dtype=np.int64)
         return EncodedText(tokens, _bytes_covered(decoded, ends))
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """Return the text; what does not make characters is replaced."""
-        text: str = self._library.decode(list(tokens), skip_special_tokens=False)
+        """Return the text; what does not make characters is replaced.
+
+        Raises:
+            RunSpecError: the tokenizer fails at it.
+        """
+        with _failing_as(RunSpecError, "the run's tokenizer cannot write its tokens as text"):
+            text: str = self._library.decode(list(tokens), skip_special_tokens=False)
         return text.encode()
 
 
@@ -162,13 +177,22 @@ def _load(content: bytes) -> Any:  # noqa: ANN401 - the library has no types of 
         raise DataUnavailableError(
             "this run's tokenizer needs the library `tokenizers`", hint=_INSTALL
         ) from error
-    try:
+    with _failing_as(RunSpecError, "the run's tokenizer cannot be loaded"):
         library = tokenizers.Tokenizer.from_buffer(content)
         library.no_padding()
         library.no_truncation()
-    except Exception as error:  # the library raises nothing narrower
-        raise RunSpecError(f"the run's tokenizer cannot be loaded: {error}"[:500]) from error
     return library
+
+
+@contextlib.contextmanager
+def _failing_as(kind: type[VolunteerError], what: str) -> Iterator[None]:
+    """Raise `kind` for whatever the library raises: its panics are not even `Exception`s."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing narrower
+        raise kind(f"{what}: {error}"[:500]) from error
 
 
 class _Shape(msgspec.Struct):

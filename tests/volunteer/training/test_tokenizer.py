@@ -126,6 +126,33 @@ def test_a_hostile_file_is_an_error_of_the_run(content: bytes) -> None:
         JsonTokenizer(SPEC, content)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "no such"}},
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"Regex": "(a+)+$"},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        },
+    ],
+    ids=["has no token for it", "panics"],
+)
+def test_a_text_that_the_library_fails_at_is_an_error_of_the_text(part: dict[str, object]) -> None:
+    tokenizer = JsonTokenizer(SPEC, json.dumps(json.loads(CONTENT) | part).encode())
+    with pytest.raises(DataUnavailableError, match="tokenizer cannot read a text"):
+        tokenizer.encode(b"a" * 26 + b"b")
+
+
+def test_a_tokenizer_that_panics_when_loaded_is_an_error_of_the_run() -> None:
+    part = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+    with pytest.raises(RunSpecError, match="tokenizer cannot be loaded"):
+        JsonTokenizer(SPEC, json.dumps(json.loads(CONTENT) | part).encode())
+
+
 def test_the_file_comes_from_the_store_and_is_verified_each_time(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     with pytest.raises(DataUnavailableError, match="not on this disk yet"):
