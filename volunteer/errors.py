@@ -48,7 +48,7 @@ class ConfigError(VolunteerError):
 class RunSpecError(VolunteerError):
     """The RunSpec is not valid."""
 
-    hint = "ask the run's publisher for a valid file"
+    hint = "mend what is named, in a run of your own; else ask the run's publisher for a valid file"
 
 
 class AlreadyRunningError(VolunteerError):

@@ -353,7 +353,9 @@ def read_run_spec(file: Path) -> RunSpec:
     try:
         with file.open("rb") as stream:
             text = stream.read(MAX_SPEC_BYTES + 1).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise RunSpecError(f"{file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
         raise RunSpecError(f"{file}: {error}") from error
     return parse_run_spec(text, source=str(file))
 

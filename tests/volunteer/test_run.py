@@ -114,7 +114,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     huge.write_bytes(b"#" * (MAX_SPEC_BYTES + 1))
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe")
-    for file, said in [(huge, "larger"), (binary, "utf-8"), (tmp_path / "none", "No such file")]:
+    for file, said in [(huge, "larger"), (binary, "utf-8"), (tmp_path / "none", "none: No such")]:
         with pytest.raises(RunSpecError, match=said):
             read_run_spec(file)
 

@@ -53,9 +53,7 @@ _LINE_HEIGHT_FRACTION = 0.042
 class PlotsMissingError(LabError):
     """Plots need matplotlib, which is not installed."""
 
-    hint = (
-        "`pipx inject allmende matplotlib` (or `pip install 'allmende[plots]'`); the CSV is whole"
-    )
+    hint = "`pipx inject allmende matplotlib`, or `pip install matplotlib`; the CSV is whole"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ TEXT_SUFFIXES = frozenset({".txt", ".text", ".md"})
 SUFFIXES = JSON_SUFFIXES | TEXT_SUFFIXES | {PARQUET_SUFFIX}
 _HELD_OUT_CONTEXT = b"allmende/held-out/1\x00"
 _ROWS = 64
-_INSTALL = "pip install 'allmende[datasets]'"
+_INSTALL = "pipx inject allmende pyarrow"
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 from volunteer.data.sources import Source
 from volunteer.errors import DataUnavailableError
 
-_INSTALL = "pip install 'allmende[datasets]'"
+_INSTALL = "pipx inject allmende datasets"
 _SOME_DOCUMENTS = 10_000
 """Where a dataset does not say how many it has, a volunteer begins at one of the first so many."""
 _MAX_REASON_CHARS = 200
