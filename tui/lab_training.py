@@ -59,7 +59,7 @@ Steps = Annotated[
 ]
 Arms = Annotated[
     list[str] | None,
-    typer.Option("--arm", metavar="NAME", help="Only this arm; may be given more than once."),
+    typer.Option("--arm", metavar="NAME", help="Only this arm, as tables name it; repeatable."),
 ]
 Threads = Annotated[int, typer.Option(metavar="N", min=1, max=MAX_THREADS, help="Of the CPU.")]
 Out = Annotated[

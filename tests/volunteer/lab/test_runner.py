@@ -123,7 +123,7 @@ def test_arms_can_be_chosen(tmp_path: Path) -> None:
         tiny_experiment(), seeds=(0,), folder=tmp_path, budget=budget, say=_ignore, only=only
     )
     assert {point.arm for point in PointsFile(tmp_path).points} == {"together"}
-    with pytest.raises(LabError, match="no arm of tiny: other"):
+    with pytest.raises(LabError, match="no arm of tiny: 'other'; it has '"):
         run_experiment(
             tiny_experiment(),
             seeds=(0,),

@@ -89,8 +89,9 @@ def run_experiment(
     """
     unknown = only - {arm.name for arm in experiment.arms}
     if unknown:
-        known = ", ".join(arm.name for arm in experiment.arms)
-        raise LabError(f"no arm of {experiment.name}: {', '.join(sorted(unknown))}; it has {known}")
+        missing = ", ".join(repr(name) for name in sorted(unknown))
+        known = ", ".join(repr(arm.name) for arm in experiment.arms)  # a name may have commas
+        raise LabError(f"no arm of {experiment.name}: {missing}; it has {known}")
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         file = PointsFile(folder)
