@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -45,6 +47,32 @@ def tiny_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(folder: Path, *flags: str) -> int:
     return command.main(["run", "tiny", "--out", str(folder), "--seeds", "2", *flags])
+
+
+def test_a_folder_that_cannot_be_made_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    assert run(tmp_path / "taken") == 1
+    assert capsys.readouterr().err.startswith("allmende: [Errno 17] File exists")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death")
+@pytest.mark.timeout(60)
+def test_the_lab_ends_with_the_command_that_was_killed(tmp_path: Path) -> None:
+    lab = [sys.executable, "-P", "-m", "volunteer.lab.training", "run", "acceptance-7"]
+    parent = (
+        "import subprocess, sys\n"
+        "subprocess.Popen(sys.argv[1:], start_new_session=True, stderr=subprocess.STDOUT)\n"
+        "sys.stdin.read()\n"
+    )
+    command_line = [sys.executable, "-c", parent, *lab, "--out", str(tmp_path), "--minutes", "2"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command_line, stdin=pipe, stdout=pipe) as started:
+        assert started.stdout is not None
+        assert b"step 0" in started.stdout.readline()
+        started.kill()
+        assert b"interrupted" in started.stdout.read()  # to the end: the lab holds it as well
 
 
 def test_a_run_leaves_points_a_table_and_what_computed_them(

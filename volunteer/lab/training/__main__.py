@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from volunteer.lab.training.catalogue import ENTRIES, find
 from volunteer.lab.training.experiment import Experiment
 from volunteer.lab.training.results import LabError
 from volunteer.lab.training.runner import Budget, BudgetSpent, run_experiment
-from volunteer.training.child_process import lower_priority
+from volunteer.training.child_process import end_with_parent, lower_priority
 
 INTERRUPTED_EXIT_CODE = 130
 _NICENESS = 10
@@ -38,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except VolunteerError as error:
         _say(f"allmende: {error}" + (f"\n  hint: {error.hint}" if error.hint else ""))
         return error.exit_code
+    except OSError as error:
+        _say(f"allmende: {error}\n  hint: what is written stands; the same command goes on")
+        return 1
     except KeyboardInterrupt:
         _say("interrupted; what is written stands, and the same command goes on from there")
         return INTERRUPTED_EXIT_CODE
@@ -132,5 +136,17 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
+def _end_with_command() -> None:
+    """End when `allmende lab` dies, as by a closed terminal: its session here is of its own."""
+    if sys.platform == "linux" and os.getsid(0) == os.getpid():
+        end_with_parent(_interrupt)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    _end_with_command()
     sys.exit(main())
