@@ -281,6 +281,15 @@ def test_of_private_text_nothing_is_outside_the_runs_own_cache(
     assert all(f.stat().st_mode & 0o077 == 0 for f in outside if f.name in tellers | holders)
 
 
+def test_a_private_folder_without_text_is_told_and_not_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_local_data(tmp_path, LocalData(private_dir=str(tmp_path / "diary")))
+    feed_of(run_on("builtin:milton", "private:"), tmp_path)
+    assert "`private_data`" in caplog.text
+    assert "diary" not in caplog.text
+
+
 def test_the_store_is_only_asked_for_the_tokenizer(tmp_path: Path) -> None:
     spec = run_on("builtin:milton", tokenizer=bpe_tokenizer())
     with pytest.raises(DataUnavailableError, match="tokenizer"):

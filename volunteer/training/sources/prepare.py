@@ -172,6 +172,8 @@ class _Preparation:
                 _log.warning("%s: left out: %s", *_named(file, source, error))
         if not files and source.is_public:
             _log.warning("%s: no file is there", source.text)
+        elif not files and self._local.private_dir:
+            _log.warning("the folder that `private_data` names is not there, or has no text")
         return tuple(sorted(keys))
 
     def _files(self, source: Source) -> list[Path]:
