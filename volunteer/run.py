@@ -12,7 +12,7 @@ import bisect
 import itertools
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from blake3 import blake3
@@ -272,13 +272,19 @@ def signed_bytes(spec: RunSpec) -> bytes:
     A key that came later (`LATER_KEYS`) is left out where it has its default, so that a run keeps
     its id when specs learn to say more.
     """
-    plain = msgspec.to_builtins(msgspec.structs.replace(spec, signature=""))
+    plain = _plain(msgspec.structs.replace(spec, signature=""))
+    return _HASH_CONTEXT + msgspec.json.encode(plain, order="sorted")
+
+
+def _plain(spec: RunSpec) -> dict[str, Any]:
+    """Return `spec` as tables of plain values, without later keys that have their defaults."""
+    plain: dict[str, Any] = msgspec.to_builtins(spec)
     for name, keys in LATER_KEYS.items():
         table = getattr(spec, name)
         for field in msgspec.structs.fields(table):
             if field.name in keys and getattr(table, field.name) == field.default:
                 del plain[name][field.name]
-    return _HASH_CONTEXT + msgspec.json.encode(plain, order="sorted")
+    return plain
 
 
 def parse_run_spec(text: str, *, source: str) -> RunSpec:
@@ -361,8 +367,11 @@ def read_run_spec(file: Path) -> RunSpec:
 
 
 def format_run_spec(spec: RunSpec) -> str:
-    """Return `spec` as TOML that `parse_run_spec` reads back to an equal value."""
-    tables = msgspec.to_builtins(spec)
+    """Return `spec` as TOML that `parse_run_spec` reads back to an equal value.
+
+    Later keys that have their defaults are left out: an older program reads the rest.
+    """
+    tables = _plain(spec)
     lines = [f"{key} = {_toml(value)}" for key, value in tables.items() if not _is_table(value)]
     for key, table in tables.items():
         if _is_table(table):

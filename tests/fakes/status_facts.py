@@ -36,6 +36,7 @@ class Facts:
     tried_in_s: float | None = None
     is_aggregator_broken: bool = False
     storage_problem: str = ""
+    genesis_problem: str = ""
     is_catching_up: bool = False
     is_training: bool = True
     trainer_pid: int | None = 11
@@ -59,6 +60,7 @@ def source(facts: Facts) -> StatusSource:
         driver=SimpleNamespace(
             machine=machine,
             storage_problem=facts.storage_problem,
+            files=SimpleNamespace(genesis_problem=facts.genesis_problem),
             is_catching_up=facts.is_catching_up,
             state_progress=facts.progress,
             state_hash="5a" * 32,

@@ -60,7 +60,6 @@ PEER = "/p2p/12D3KooWKRyzVWW6ChFjQjK4miCty85Niy48tpPV95XdKu1BcvMA"
         (["--device", "gpu"], "--device must be auto, cpu,"),
         (["--threads", "9999"], "--threads must be 0 to 1_024, not 9999"),
         (["--device", "gpu", "--foreground"], "--device must be auto, cpu,"),
-        (["--run-file", "/nowhere/run.toml"], "/nowhere/run.toml: "),
     ],
 )
 def test_what_the_agent_would_refuse_is_refused_before(
@@ -71,6 +70,13 @@ def test_what_the_agent_would_refuse_is_refused_before(
     first, hint = result.stderr.splitlines()
     assert first.startswith(f"allmende: {message}")
     assert hint == "  hint: see `allmende start --help`"
+    assert not list(home.iterdir())
+
+
+def test_a_run_file_that_is_not_there_is_refused_before(home: Path) -> None:
+    result = run(home, "start", "--run-file", "/nowhere/run.toml")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("allmende: /nowhere/run.toml: No such file or directory\n")
     assert not list(home.iterdir())
 
 

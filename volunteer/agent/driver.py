@@ -70,7 +70,7 @@ class RoundDriver:
         self.machine = machine
         self._book = book
         self._log = record_log
-        self._files = files
+        self.files = files
         self._keeper = keeper
         self._clock = clock
         self.exchange: Exchange
@@ -111,7 +111,7 @@ class RoundDriver:
     def state_hash(self) -> str:
         """The hash of the shared state at the tip."""
         machine = self.machine
-        return self._files.state_hash_of(machine, machine.tip or machine.rules.genesis_id)
+        return self.files.state_hash_of(machine, machine.tip or machine.rules.genesis_id)
 
     @property
     def is_catching_up(self) -> bool:
@@ -123,7 +123,7 @@ class RoundDriver:
     @property
     def state_progress(self) -> StateProgress | None:
         """How far the fetch of a state is; None while none is fetched."""
-        return self._files.states.progress()
+        return self.files.states.progress()
 
     async def wait_quiet(self) -> None:
         """Wait until every event posted so far has been handled and its records are sent."""
@@ -158,7 +158,7 @@ class RoundDriver:
         for signed in records:
             self.machine.handle(ev.RecordArrived(signed.record_id, signed.record), now_s())
         verified = [text for kind, text in notes if kind == "verified"]
-        states = self._files.state_events(self.machine, verified)
+        states = self.files.state_events(self.machine, verified)
         for event in states:
             self.machine.handle(event, now_s())
         # A kill may have come between a record and its line in the books; again changes nothing.
@@ -170,9 +170,9 @@ class RoundDriver:
     async def run(self) -> None:
         """Handle events, for ever. `load` comes first."""
         async with trio.open_nursery() as nursery:
-            self._files.nursery = nursery
+            self.files.nursery = nursery
             nursery.start_soon(self._tick)
-            nursery.start_soon(self._files.build_genesis_if_needed, self.machine)
+            nursery.start_soon(self.files.build_genesis_if_needed, self.machine)
             async for event in self._events:
                 if callable(event):
                     event()
@@ -192,7 +192,7 @@ class RoundDriver:
         if isinstance(event, ev.StateHeld):
             await self._note("verified", event.commit_id)
         if isinstance(event, ev.ContributingChanged):
-            self._files.states.set_allowed(event.is_contributing)
+            self.files.states.set_allowed(event.is_contributing)
         actions = deque(self.machine.handle(event, now_s()))
         self._is_snapshot_known |= isinstance(event, ev.TrainerReady)
         if isinstance(event, ev.Ticked):
@@ -203,7 +203,7 @@ class RoundDriver:
                 actions.extend(await self._publish(action.record))
             else:
                 await self._dispatch(action)
-        self._files.apply_ahead(self.machine)
+        self.files.apply_ahead(self.machine)
         if self._is_rebase_due and not self.machine.is_on_its_way:
             self._send_rebase()
 
@@ -223,8 +223,8 @@ class RoundDriver:
         actions = self.machine.handle(ev.RecordArrived(signed.record_id, record), now_s())
         if isinstance(record, Contribution):
             self._keeper.note_own(signed.record_id)
-        if self._files.nursery is not None:
-            self._files.nursery.start_soon(self.exchange.publish, signed)
+        if self.files.nursery is not None:
+            self.files.nursery.start_soon(self.exchange.publish, signed)
         return actions
 
     async def _publish_unwritten(self) -> list[ev.Action]:
@@ -255,7 +255,7 @@ class RoundDriver:
         match action:
             case ev.Encode(base, round_index):
                 self._encoding = base
-                self._files.forget_settled(self.machine)
+                self.files.forget_settled(self.machine)
                 if not self.trainer.send(Contribute(base=base, round_index=round_index)):
                     self._encoding_failed()
             case ev.MoveTo():
@@ -272,20 +272,20 @@ class RoundDriver:
             case ev.RaiseAlarm(final_commit, other_tip):
                 log.error("ALARM final=%s contradicted by tip=%s", final_commit, other_tip)
             case _:
-                self._files.start(action, self.machine)
+                self.files.start(action, self.machine)
 
     def _move(self, action: ev.MoveTo) -> None:
         facts = self.machine.known.facts[action.commit_id]
-        state_hash = self._files.state_hash_of(self.machine, action.commit_id)
+        state_hash = self.files.state_hash_of(self.machine, action.commit_id)
         self._send_rebase()
         self._keeper.note_move()
         if action.commit_id == self._moved_to:
             return  # only what is carried has changed
         self._moved_to = action.commit_id
         self._keeper.note_round(action.commit_id, state_hash)
-        self._files.start_evaluation(action.commit_id, state_hash, self._take_loss)
+        self.files.start_evaluation(action.commit_id, state_hash, self._take_loss)
         if self._is_snapshot_known:
-            self._files.prune(self.machine, keep=self._unwritten_blobs())
+            self.files.prune(self.machine, keep=self._unwritten_blobs())
         log.info(
             "run=%s round=%d peer=%s commit=%s state=%s listed=%d final=%d carried=%d",
             self.machine.rules.run_id[:12],
@@ -326,13 +326,13 @@ class RoundDriver:
             )
             for i in dict.fromkeys([*carried, *needed])
         )
-        here = self._files.works_on_disk(works)
+        here = self.files.works_on_disk(works)
         pending = self._without_lost(tuple(machine.work.pending()), here)
         self.trainer.send(
             Rebase(
                 commit_id=machine.tip,
                 round_index=machine.known.facts[machine.tip].height,
-                state_hash=self._files.state_hash_of(machine, machine.tip),
+                state_hash=self.files.state_hash_of(machine, machine.tip),
                 pending=pending,
                 works=here,
                 known_contributions=tuple(machine.own[i].blob_id for i in newest),
@@ -357,23 +357,23 @@ class RoundDriver:
         reason = "its blob is no longer on this disk"
         log.error("work=%d contributions dropped: %s", len(lost), reason)
         self._keeper.note_move(reason)
-        assert self._files.nursery is not None
+        assert self.files.nursery is not None
         for contribution_id in lost:
-            self._files.nursery.start_soon(self._note, "dropped", contribution_id)
+            self.files.nursery.start_soon(self._note, "dropped", contribution_id)
 
     async def on_trainer_event(self, event: TrainerEvent) -> None:
         """Turn what the trainer says into events."""
         match event:
             case TrainerStarted(last_contribution=last):
                 if last is not None:
-                    self.post(await encoded_event(last, self._files.own_content_hash))
+                    self.post(await encoded_event(last, self.files.own_content_hash))
                 # Only after what the snapshot holds is in the books.
                 self.post(ev.TrainerReady())
             case Stepped(tokens_since_contribution=tokens):
                 self.post(ev.WorkReported(tokens))
             case Encoded():
                 self._encoding = None
-                self.post(await encoded_event(event, self._files.own_content_hash))
+                self.post(await encoded_event(event, self.files.own_content_hash))
             case NothingToContribute():
                 self._encoding_failed()
             case SnapshotSaved():

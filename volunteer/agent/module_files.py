@@ -84,6 +84,8 @@ class ModuleFiles:
         self._blob_fetches: dict[str, tuple[int, trio.CancelScope]] = {}
         self._failed_states: set[str] = set()
         self._is_disk_short = False
+        self.genesis_problem = ""
+        """Why round 0 cannot be built; empty: it can, or need not."""
         self._applier = CommitApplier(store, aggregator, self.state_hash_of)
         self._commits = CommitStates(self._applier, record_log, self)
         self._scorer = Scorer(me, aggregator)
@@ -128,8 +130,10 @@ class ModuleFiles:
                 continue
             except AggregatorRefusedError as error:
                 log.error("genesis refused: %s", error)
+                self.genesis_problem = str(error)
                 await trio.sleep(GENESIS_AGAIN_S)  # noqa: TID251 - the disk may have room by then
                 continue
+            self.genesis_problem = ""
             self.post(ev.StateHeld(genesis))
             return
 

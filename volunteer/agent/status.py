@@ -149,6 +149,9 @@ class StatusSource:
             return reason, self._with_left(TRIED_AGAIN, self._tried_in_s())
         if self.driver.storage_problem:
             return f"{self.driver.storage_problem}.", "the disk can be written to again"
+        if self.driver.files.genesis_problem:
+            problem = self.driver.files.genesis_problem
+            return f"Round 0 cannot be built: {problem}.", "that is mended: it is tried each minute"
         if self.driver.machine.is_silent:
             return _SILENT, _SILENT_ENDS
         return None

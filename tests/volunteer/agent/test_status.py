@@ -68,6 +68,7 @@ ORDER: list[tuple[dict[str, Any], str, str]] = [
         "The aggregator keeps crashing and is in quarantine: its log says why.",
     ),
     ({"storage_problem": "no space left"}, "waiting", "no space left."),
+    ({"genesis_problem": "other hash"}, "waiting", "Round 0 cannot be built: other hash."),
     ({"is_catching_up": True}, "catching_up", "The swarm is ahead: fetching what it agreed on."),
     ({"is_training": False}, "starting", "The trainer is loading the model."),
 ]

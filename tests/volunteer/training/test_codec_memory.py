@@ -17,9 +17,10 @@ OWN_MIB = 64.0
 """Slices that two threads work on, and what malloc keeps of them: half of one vector."""
 
 
+@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("codec", [pytest.param("int4", marks=pytest.mark.full), "topk2/64"])
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("codec", ["int4", "topk2/64"])
 def test_the_peak_is_the_blob_and_a_few_slices(codec: str) -> None:
     command = [sys.executable, str(BENCHMARK), "--here", "--codecs", codec, "--threads", "2"]
     command += ["--parameters", str(PARAMETERS), "--turns", "1"]
