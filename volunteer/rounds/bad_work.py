@@ -83,25 +83,26 @@ def next_contents(
     """Return what contents the last STALE_ROUNDS commits list, the one at `height` the last.
 
     Returns:
-        Content hash -> (height of the last commit that lists it, least height of a base there).
+        Content hash -> (height of the last commit that lists it, and of the first).
     """
-    new = {c.content_hash: c.round_index for c in listed if c.content_hash is not msgspec.UNSET}
+    new = {c.content_hash for c in listed if c.content_hash is not msgspec.UNSET}
     if not new and not contents:
         return contents
     kept = {h: place for h, place in contents.items() if place[0] > height - STALE_ROUNDS}
-    for content_hash, base_height in new.items():
-        least = kept[content_hash][1] if content_hash in kept else base_height
-        kept[content_hash] = (height, min(least, base_height))
+    for content_hash in new:
+        first = kept[content_hash][1] if content_hash in kept else height
+        kept[content_hash] = (height, first)
     return kept
 
 
 def is_stale(contents: Mapping[str, tuple[int, int]], contribution: Contribution) -> bool:
-    """Return whether `contribution` repeats what was listed for an earlier base.
+    """Return whether `contribution` repeats what its own base, or a commit before that, lists.
 
-    For the same base it is a copy, not a repetition: who copies first must not make the original,
+    What was first listed above its base is a copy, not a repetition: a proposer that leaves an
+    honest contribution out and lists its own copy, of whatever base, must not make the original,
     listed late, look old.
     """
     if contribution.content_hash is msgspec.UNSET:
         return False
     place = contents.get(contribution.content_hash)
-    return place is not None and place[1] < contribution.round_index
+    return place is not None and place[1] <= contribution.round_index

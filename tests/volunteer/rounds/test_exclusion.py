@@ -280,6 +280,17 @@ def test_repeated_content_is_stale_and_a_copy_in_the_same_round_is_not() -> None
     assert not is_stale(chain.contribution("d", new_tip))
 
 
+def test_a_proposer_cannot_make_old_what_it_leaves_out_and_lists_a_copy_of() -> None:
+    chain, parent = grown()
+    tip = chain.round(parent, EIGHT[:-1])
+    honest = chain.contribution("a", tip, content="x")
+    copy = chain.contribution(EIGHT[-1], parent, content="x")
+    new_tip = chain.commit(tip, [copy, chain.contribution("c", tip, content="y")])
+    (listed,) = listed_in_order((honest,), chain.facts(new_tip), chain.known.contributions)
+    assert listed.is_late
+    assert not listed.is_stale
+
+
 def test_content_is_remembered_for_eight_commits() -> None:
     chain, tip = grown()
     tip = chain.commit(tip, [chain.contribution("a", tip, content="x")])
