@@ -25,6 +25,8 @@ from volunteer.errors import DataUnavailableError, RunSpecError, VolunteerError
 from volunteer.run import RunSpec
 
 MAX_TOKENIZER_BYTES = 32 * 1024 * 1024
+MAX_GROWTH = 1024
+"""How many characters one of a text may become: those of published tokenizers stay below ten."""
 _MAX_TOKEN_BYTES = 2**16 - 1
 _INSTALL = "pipx inject allmende tokenizers"
 
@@ -195,11 +197,17 @@ def _failing_as(kind: type[VolunteerError], what: str) -> Iterator[None]:
         raise kind(f"{what}: {error}"[:500]) from error
 
 
+class _Model(msgspec.Struct):
+    dropout: float | None = None
+
+
 class _Shape(msgspec.Struct):
     """What every `tokenizer.json` has at least."""
 
     version: str
-    model: dict[str, msgspec.Raw]
+    model: _Model
+    normalizer: msgspec.Raw = msgspec.Raw(b"null")
+    decoder: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def _verify_json(content: bytes) -> None:
@@ -207,9 +215,30 @@ def _verify_json(content: bytes) -> None:
     if len(content) > MAX_TOKENIZER_BYTES:
         raise RunSpecError(f"the run's tokenizer has more than {MAX_TOKENIZER_BYTES} bytes")
     try:
-        msgspec.json.decode(content, type=_Shape)
+        shape = msgspec.json.decode(content, type=_Shape)
+        parts = [msgspec.json.decode(part) for part in (shape.normalizer, shape.decoder)]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RunSpecError(f"the run's tokenizer is no tokenizer.json: {error}") from error
+    if shape.model.dropout:
+        raise RunSpecError("the run's tokenizer has `dropout`: a text has to have the same tokens")
+    if any(_growth(part) > MAX_GROWTH for part in parts):
+        raise RunSpecError(
+            f"the run's tokenizer makes more than {MAX_GROWTH} characters of one (`Replace`)"
+        )
+
+
+def _growth(part: object) -> int:
+    """Return what all replacements of a normalizer or decoder can make of one character."""
+    growth, rest = 1, [part]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, dict):
+            if isinstance(one.get("content"), str):
+                growth *= 1 + len(one["content"])
+            rest.extend(one.values())
+        elif isinstance(one, list):
+            rest.extend(one)
+    return growth
 
 
 def _bytes_covered(text: str, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.uint16]:

@@ -147,6 +147,37 @@ def test_a_text_that_the_library_fails_at_is_an_error_of_the_text(part: dict[str
         tokenizer.encode(b"a" * 26 + b"b")
 
 
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"model": json.loads(CONTENT)["model"] | {"dropout": 0.1}}, "dropout"),
+        (
+            {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 2000}},
+            "Replace",
+        ),
+        (
+            {
+                "decoder": {
+                    "type": "Sequence",
+                    "decoders": 3
+                    * [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 20}],
+                }
+            },
+            "Replace",
+        ),
+    ],
+    ids=["by chance", "one large", "one after the other"],
+)
+def test_what_makes_other_tokens_each_time_or_texts_without_end_is_refused(
+    part: dict[str, object], said: str
+) -> None:
+    with pytest.raises(RunSpecError, match=said):
+        JsonTokenizer(SPEC, json.dumps(json.loads(CONTENT) | part).encode())
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "\N{LOWER ONE EIGHTH BLOCK}"}
+    usual = json.loads(CONTENT) | {"normalizer": space}
+    assert JsonTokenizer(SPEC, json.dumps(usual).encode()).encode(b"a b").tokens.size
+
+
 def test_a_tokenizer_that_panics_when_loaded_is_an_error_of_the_run() -> None:
     part = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
     with pytest.raises(RunSpecError, match="tokenizer cannot be loaded"):
