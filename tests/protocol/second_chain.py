@@ -96,12 +96,12 @@ class Rules:
         return blake3(text.encode()).digest()
 
     def order(self, c: Commit) -> list[str]:
-        expected = self.expected(c)
+        active, expected = self.active(c), self.expected(c)
         return sorted(
-            self.active(c),
+            active,
             key=lambda p: (
                 c.demoted.get(p, -1) >= c.height,
-                p not in expected,
+                p not in expected and 2 * len(expected) >= len(active),
                 self.spread(c, p),
             ),
         )

@@ -176,13 +176,15 @@ def rank_order(rules: ChainRules, facts: ChainFacts) -> tuple[str, ...]:
 
 
 def _find_rank_order(rules: ChainRules, facts: ChainFacts) -> tuple[str, ...]:
-    recent = expected_at(facts)
+    active, recent = active_at(rules, facts), expected_at(facts)
+    if 2 * len(recent) < len(active):
+        recent = active  # a proposer that lists nobody else must not make itself the only one
 
     def key(peer: str) -> tuple[bool, bool, bytes]:
         is_demoted = facts.demoted_until.get(peer, -1) >= facts.height
         return (is_demoted, peer not in recent, _peer_hash(rules, facts, peer))
 
-    return tuple(sorted(active_at(rules, facts), key=key))
+    return tuple(sorted(active, key=key))
 
 
 def rank_of(rules: ChainRules, facts: ChainFacts, peer: str) -> int:

@@ -328,6 +328,21 @@ def test_who_was_seen_lately_ranks_before_who_was_not() -> None:
     assert rank_order(chain.rules, chain.facts(node))[-1] == "c"
 
 
+def test_who_lists_nobody_else_does_not_become_the_only_one_to_propose() -> None:
+    chain = ChainBuilder(make_rules())
+    everyone = "abcdefgh"
+    node = chain.rounds(chain.genesis, everyone, 4)[-1]
+    for _ in range(3):  # "h" has had three turns, and censored
+        node = chain.round(node, "h")
+    firsts = set()
+    for _ in range(4):
+        order = rank_order(chain.rules, chain.facts(node))
+        assert set(order) == set(everyone)
+        firsts.add(order[0])
+        node = chain.round(node, "h")
+    assert firsts - {"h"}
+
+
 def test_the_order_changes_with_the_height_and_not_with_the_proposers_choice() -> None:
     chain, tip = grown()
     orders = {rank_order(chain.rules, chain.facts(c)) for c in chain.rounds(tip, "abc", 12)}
