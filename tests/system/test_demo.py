@@ -15,10 +15,11 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 
 @pytest.mark.timeout(420)
-def test_three_volunteers_train_one_model_in_two_minutes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("minutes", ["1.25", pytest.param("2", marks=pytest.mark.full)])
+def test_three_volunteers_train_one_model(tmp_path: Path, minutes: str) -> None:
     user = RealAgent(tmp_path / "user")
     kept = tmp_path / "kept"
-    argv = ("demo", "--volunteers", "3", "--minutes", "2", "--json", "--keep", str(kept))
+    argv = ("demo", "--volunteers", "3", "--minutes", minutes, "--json", "--keep", str(kept))
     done = user.allmende(*argv, deadline_s=360.0)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
