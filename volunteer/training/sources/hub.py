@@ -72,7 +72,7 @@ class HubDataset:
                 yield row["text"]
         except DataUnavailableError:
             raise
-        except Exception as error:
+        except Exception as error:  # the library raises whatever its readers and the net raise
             raise self._failure(error) from error
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class HubDataset:
             self._dataset = builder.as_streaming_dataset(split=self._source.split)
         except DataUnavailableError:
             raise
-        except Exception as error:
+        except Exception as error:  # the library raises whatever its readers and the net raise
             raise self._failure(error) from error
         return self._dataset
 
