@@ -137,6 +137,11 @@ class AsyncPlan:
         if not self.speeds or min(self.speeds) <= 0:
             raise ConfigError("speeds: one above 0 for each worker")
 
+    @property
+    def num_workers(self) -> int:
+        """As many as there are speeds."""
+        return len(self.speeds)
+
     def spec(self, task: LabTask, seed: int) -> RunSpec:
         """Return the RunSpec."""
         return task.run_spec(seed, outer=self.outer, codec=self.codec)
@@ -152,13 +157,7 @@ class Asynchronous:
     def __init__(self, plan: AsyncPlan, task: LabTask, seed: int) -> None:
         """Begin on the first state."""
         self._plan = plan
-        self._crew = Crew(
-            plan.spec(task, seed),
-            task,
-            num_workers=len(plan.speeds),
-            sharding=plan.sharding,
-            seed=seed,
-        )
+        self._crew = Crew(plan, task, seed)
         first = self._crew.first
         self._state = DelayedState(
             weights_P=first.weights_P,

@@ -1,40 +1,74 @@
-"""The workers of an arm, all on the same weights. Runs in: lab."""
+"""The workers of an arm, all on the same weights, and what their plans have in common.
+
+Runs in: lab.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 from volunteer.lab.training.beginning import first_state
 from volunteer.lab.training.shards import Sharding, shards_of
-from volunteer.lab.training.strategy import RoundReport
+from volunteer.lab.training.strategies.diloco import FP32, NESTEROV
+from volunteer.lab.training.strategy import Plan, RoundReport
 from volunteer.lab.training.task import LabTask
 from volunteer.lab.training.worker import Worker
-from volunteer.run import RunSpec
+from volunteer.run import CodecSpec, OuterSpec, RunSpec
 from volunteer.training.state import SharedState
+
+
+class CrewPlan(Plan, Protocol):
+    """A plan whose workers are there from the first round to the last."""
+
+    @property
+    def num_workers(self) -> int:
+        """K."""
+
+    @property
+    def sharding(self) -> Sharding:
+        """Who reads what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingPlan:
+    """K workers that share every H steps, by one outer optimizer and one codec.
+
+    What the plans of several strategies have in common; each adds its own, and `begin`.
+    """
+
+    num_workers: int
+    steps_a_round: int
+    """H: from one exchange to the next of the same weights."""
+    outer: OuterSpec = NESTEROV
+    codec: CodecSpec = FP32
+    sharding: Sharding = "shared"
+
+    def spec(self, task: LabTask, seed: int) -> RunSpec:
+        """Return the RunSpec."""
+        return task.run_spec(seed, outer=self.outer, codec=self.codec)
 
 
 class Crew:
     """K workers of one speed, and the clock that they train by."""
 
-    def __init__(
-        self, spec: RunSpec, task: LabTask, *, num_workers: int, sharding: Sharding, seed: int
-    ) -> None:
+    def __init__(self, plan: CrewPlan, task: LabTask, seed: int) -> None:
         """Begin on the first state.
 
         Args:
-            spec: of the arm.
+            plan: of the arm.
             task: what is trained, and how long.
-            num_workers: K.
-            sharding: who reads what.
             seed: of the arm.
         """
-        self.spec = spec
+        self.spec: RunSpec = plan.spec(task, seed)
         self.num_steps = task.num_steps
         """When the last round ends."""
         self.step = 0
         """Nominal inner steps so far."""
         self.first: SharedState = first_state(task, seed)
-        shards = shards_of(task, sharding, num_workers, seed)
+        shards = shards_of(task, plan.sharding, plan.num_workers, seed)
         self.workers = [
-            Worker(spec, shard, self.first.weights_P, seed=seed, index=index)
+            Worker(self.spec, shard, self.first.weights_P, seed=seed, index=index)
             for index, shard in enumerate(shards)
         ]
 

@@ -29,13 +29,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from volunteer.lab.training.shards import Sharding
-from volunteer.lab.training.strategies.crew import Crew
-from volunteer.lab.training.strategies.diloco import FP32, NESTEROV
+from volunteer.lab.training.strategies.crew import Crew, SharingPlan
 from volunteer.lab.training.strategy import RoundReport
 from volunteer.lab.training.task import LabTask
 from volunteer.lab.training.worker import mean_of
-from volunteer.run import CodecSpec, OuterSpec, RunSpec
 from volunteer.training import compression
 from volunteer.training.outer import outer_step
 from volunteer.training.state import SharedState
@@ -57,18 +54,8 @@ def eager_gradient(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagerPlan:
+class EagerPlan(SharingPlan):
     """K workers whose exchange takes as long as a round."""
-
-    num_workers: int
-    steps_a_round: int
-    outer: OuterSpec = NESTEROV
-    codec: CodecSpec = FP32
-    sharding: Sharding = "shared"
-
-    def spec(self, task: LabTask, seed: int) -> RunSpec:
-        """Return the RunSpec."""
-        return task.run_spec(seed, outer=self.outer, codec=self.codec)
 
     def begin(self, task: LabTask, seed: int) -> Eager:
         """Return the strategy before its first round."""
@@ -80,13 +67,7 @@ class Eager:
 
     def __init__(self, plan: EagerPlan, task: LabTask, seed: int) -> None:
         """Begin on the first state."""
-        self._crew = Crew(
-            plan.spec(task, seed),
-            task,
-            num_workers=plan.num_workers,
-            sharding=plan.sharding,
-            seed=seed,
-        )
+        self._crew = Crew(plan, task, seed)
         self._plan = plan
         first = self._crew.first
         self._states = [first for _ in self._crew.workers]

@@ -118,13 +118,7 @@ class Noloco:
         """Begin on the first state."""
         self._plan = plan
         self._seed = seed
-        self._crew = Crew(
-            plan.spec(task, seed),
-            task,
-            num_workers=plan.num_workers,
-            sharding=plan.sharding,
-            seed=seed,
-        )
+        self._crew = Crew(plan, task, seed)
         first_P = self._crew.first.weights_P
         self._slow = [first_P for _ in self._crew.workers]
         self._momenta = [torch.zeros_like(first_P) for _ in self._crew.workers]

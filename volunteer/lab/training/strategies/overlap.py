@@ -30,31 +30,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from volunteer.lab.training.exchange import Applied, apply_commit, listed_work
-from volunteer.lab.training.shards import Sharding
-from volunteer.lab.training.strategies.crew import Crew
-from volunteer.lab.training.strategies.diloco import FP32, NESTEROV
+from volunteer.lab.training.strategies.crew import Crew, SharingPlan
 from volunteer.lab.training.strategy import RoundReport
 from volunteer.lab.training.task import LabTask
 from volunteer.lab.training.worker import Sent
-from volunteer.run import CodecSpec, OuterSpec, RunSpec
 from volunteer.training.state import SharedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapPlan:
+class OverlapPlan(SharingPlan):
     """DiLoCo whose commit arrives some steps into the next round."""
 
-    num_workers: int
-    steps_a_round: int
     overlap_steps: int
     """tau, 0..steps_a_round."""
-    outer: OuterSpec = NESTEROV
-    codec: CodecSpec = FP32
-    sharding: Sharding = "shared"
-
-    def spec(self, task: LabTask, seed: int) -> RunSpec:
-        """Return the RunSpec."""
-        return task.run_spec(seed, outer=self.outer, codec=self.codec)
 
     def begin(self, task: LabTask, seed: int) -> Overlap:
         """Return the strategy before its first round."""
@@ -66,13 +54,7 @@ class Overlap:
 
     def __init__(self, plan: OverlapPlan, task: LabTask, seed: int) -> None:
         """Begin on the first state."""
-        self._crew = Crew(
-            plan.spec(task, seed),
-            task,
-            num_workers=plan.num_workers,
-            sharding=plan.sharding,
-            seed=seed,
-        )
+        self._crew = Crew(plan, task, seed)
         self._plan = plan
         self._state = self._crew.first
         """Of the newest commit, which may be in flight."""
@@ -106,18 +88,8 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayedPlan:
+class DelayedPlan(SharingPlan):
     """The control: every aggregate is applied a whole round late, and nothing is carried."""
-
-    num_workers: int
-    steps_a_round: int
-    outer: OuterSpec = NESTEROV
-    codec: CodecSpec = FP32
-    sharding: Sharding = "shared"
-
-    def spec(self, task: LabTask, seed: int) -> RunSpec:
-        """Return the RunSpec."""
-        return task.run_spec(seed, outer=self.outer, codec=self.codec)
 
     def begin(self, task: LabTask, seed: int) -> Delayed:
         """Return the strategy before its first round."""
@@ -129,13 +101,7 @@ class Delayed:
 
     def __init__(self, plan: DelayedPlan, task: LabTask, seed: int) -> None:
         """Begin on the first state."""
-        self._crew = Crew(
-            plan.spec(task, seed),
-            task,
-            num_workers=plan.num_workers,
-            sharding=plan.sharding,
-            seed=seed,
-        )
+        self._crew = Crew(plan, task, seed)
         self._plan = plan
         self._next: SharedState = self._crew.first
         """With what is in flight applied: everybody will stand on it at the end of the round."""

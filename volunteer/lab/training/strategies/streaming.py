@@ -36,14 +36,12 @@ from torch import Tensor
 
 from volunteer.errors import ConfigError
 from volunteer.lab.training.exchange import apply_commit, listed_work
-from volunteer.lab.training.shards import Sharding
-from volunteer.lab.training.strategies.crew import Crew
-from volunteer.lab.training.strategies.diloco import FP32, NESTEROV
+from volunteer.lab.training.strategies.crew import Crew, SharingPlan
 from volunteer.lab.training.strategy import RoundReport
 from volunteer.lab.training.task import LabTask
 from volunteer.lab.training.worker import Sent, Worker
 from volunteer.messages import Encoded
-from volunteer.run import CodecSpec, ModelSpec, OuterSpec, RunSpec
+from volunteer.run import ModelSpec
 from volunteer.training import pseudo_gradient
 from volunteer.training.layout import model_layout
 from volunteer.training.pseudo_gradient import RunCodec
@@ -97,20 +95,14 @@ def sent_at(step: int, fragment: int, num_fragments: int, steps_a_round: int) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamingPlan:
+class StreamingPlan(SharingPlan):
     """K workers that share one fragment at a time."""
 
-    num_workers: int
-    steps_a_round: int
-    """H: between two exchanges of the same fragment."""
     num_fragments: int
     delay_steps: int = 0
     """tau, below H: from sending a fragment to mixing in what came back."""
     alpha: float = 0.5
     """How much of a worker's own fragment stays when the shared one is mixed in, 0..1."""
-    outer: OuterSpec = NESTEROV
-    codec: CodecSpec = FP32
-    sharding: Sharding = "shared"
 
     def __post_init__(self) -> None:
         """Check what the schedule needs.
@@ -120,10 +112,6 @@ class StreamingPlan:
         """
         if not 0 <= self.delay_steps < self.steps_a_round or not 0.0 <= self.alpha <= 1.0:
             raise ConfigError("streaming: delay_steps is below steps_a_round, alpha is in 0..1")
-
-    def spec(self, task: LabTask, seed: int) -> RunSpec:
-        """Return the RunSpec."""
-        return task.run_spec(seed, outer=self.outer, codec=self.codec)
 
     def begin(self, task: LabTask, seed: int) -> Streaming:
         """Return the strategy before its first step."""
@@ -135,12 +123,9 @@ class Streaming:
 
     def __init__(self, plan: StreamingPlan, task: LabTask, seed: int) -> None:
         """Begin on the first state."""
-        spec = plan.spec(task, seed)
         self._plan = plan
-        self._crew = Crew(
-            spec, task, num_workers=plan.num_workers, sharding=plan.sharding, seed=seed
-        )
-        self._fragments = cut_fragments(spec.model, plan.num_fragments)
+        self._crew = Crew(plan, task, seed)
+        self._fragments = cut_fragments(self._crew.spec.model, plan.num_fragments)
         first = self._crew.first
         self._states = [
             SharedState(
