@@ -182,7 +182,7 @@ class Rules:
         def lot(peer: str) -> bytes:
             return blake3(f"allmende/scorer/1\0{p.commit_id}/{peer}".encode()).digest()
 
-        scorers = sorted(self.active(p), key=lot)[:3]
+        scorers = sorted(self.active(p), key=lot)[:5]
         verdicts = [w for w in c.listed if w.base == p.commit_id and w.author in scorers]
         found = set()
         for work in p.listed:
@@ -191,7 +191,7 @@ class Rules:
                 for v in verdicts
                 if v.harmful is not None and v.author != work.author
             ]
-            if len(says) >= 2 and all(says):
+            if sum(says) >= 3 and 4 * sum(says) >= 3 * len(says):
                 found.add(work.author)
         authors = {work.author for work in p.listed}
         return found if 5 <= len(authors) >= 4 * len(found) else set()

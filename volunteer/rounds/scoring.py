@@ -8,9 +8,14 @@ Their machines differ in the last bits, so only signed verdicts count. For each 
 of its active members are drawn by its id. A scorer measures NUM_SCORED contributions, drawn
 likewise, so that all measure the same, and names those that do harm in its next contribution.
 
-An author is blamed where at least MIN_AGREEING scorers of the commit have a verdict in its child's
-list, and all of them name the contribution. So one liar can neither have anybody blamed nor, by
-more than its own veto, save anybody; and scorers that stay away delay nothing.
+An author is blamed where at least MIN_AGREEING scorers of the commit name its contribution, in
+verdicts that the child lists, and those are AGREEING_PART of all that others have on it. So:
+- two liars can have nobody blamed, whoever stays away; more can only where three of them are drawn:
+  of three in twelve 4.5 % of commits, of a quarter of 32 8.5 %, of a quarter of any run under
+  10.4 %; with all five verdicts there, they can then blame none but one who was drawn with them;
+- of two who copy and cover each other, at most one has a say on either: not enough to save it
+  from three honest scorers, so two of eight never escape, whoever is drawn;
+- scorers that stay away delay nothing, and two of the five may.
 
 Paper: arXiv:2505.21684 (Gauntlet), section 3: L(G) - L(G - a c) on held-out and assigned data.
 Differs: verdicts instead of a rating, drawn members instead of validators that are trusted.
@@ -26,10 +31,12 @@ from blake3 import blake3
 from volunteer.rounds.exclusion import max_struck
 from volunteer.rounds.records import Contribution
 
-NUM_SCORERS = 3
+NUM_SCORERS = 5
 NUM_SCORED = 4
 """Contributions that a scorer measures; each takes an evaluation of its own."""
-MIN_AGREEING = 2
+MIN_AGREEING = 3
+"""Also where few are active: of five authors four can judge one, and fewer are never struck."""
+AGREEING_PART = (3, 4)
 HARM_SIGMAS = 3.0
 """Standard errors by which a contribution has to raise the loss to be called harmful."""
 HARM_FRACTION = 2e-4
@@ -78,10 +85,11 @@ def blamed_authors(
         for record in verdicts
         if record.harmful is not msgspec.UNSET and record.author in scorers
     }
+    part, over = AGREEING_PART
     blamed = set()
     for contribution_id, author in authors.items():
         named = [contribution_id in found for who, found in harmful.items() if who != author]
-        if len(named) >= MIN_AGREEING and all(named):
+        if sum(named) >= MIN_AGREEING and sum(named) * over >= len(named) * part:
             blamed.add(author)
     # Where more seem wrong than may be, the scorers are.
     is_plausible = len(blamed) <= max_struck(len({*authors.values()}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable
 
 import pytest
@@ -11,9 +13,12 @@ from tests.volunteer.rounds.desk import ROUND_S, Desk
 from tests.volunteer.rounds.test_exclusion import EIGHT, grown
 from volunteer.rounds import events as ev
 from volunteer.rounds.chain import active_at, excluded_at
+from volunteer.rounds.records import Contribution
 from volunteer.rounds.scoring import (
+    MIN_AGREEING,
     NUM_SCORED,
     NUM_SCORERS,
+    blamed_authors,
     draw_scored,
     draw_scorers,
     is_harmful,
@@ -54,19 +59,78 @@ def blamed_after(chain: ChainBuilder, tip: str, victim: str, says: str) -> bool:
 @pytest.mark.parametrize(
     ("says", "is_blamed"),
     [
-        ("yyy", True),
-        ("yy_", True),
-        ("_yy", True),
-        ("yyn", False),  # one that has looked and found nothing
-        ("y__", False),
-        ("yn_", False),
-        ("nnn", False),
-        ("___", False),
+        ("yyyyy", True),
+        ("yyyyn", True),  # one who covers for the other
+        ("nyyy_", True),
+        ("yyy__", True),  # two are away
+        ("__yyy", True),
+        ("yyynn", False),
+        ("yy___", False),
+        ("yyn__", False),
+        ("y____", False),
+        ("nnnnn", False),
+        ("_____", False),
     ],
 )
-def test_blame_takes_two_scorers_and_no_dissent(says: str, is_blamed: bool) -> None:
+def test_blame_takes_three_scorers_and_three_quarters_of_those_there(
+    says: str, is_blamed: bool
+) -> None:
     chain, tip = grown()
     assert blamed_after(chain, tip, victim_at(chain, tip), says) is is_blamed
+
+
+def blamed_where(bad: set[str], scorers: Iterable[str], lies: Iterable[str]) -> frozenset[str]:
+    """Return whom a commit of EIGHT's scorers blame: the bad ones name `lies`, all others the bad.
+
+    Everyone's contribution is called as its author.
+    """
+    verdicts = [
+        Contribution(
+            run_id="",
+            module_id="dense",
+            round_index=1,
+            author=scorer,
+            base=hash_of("a commit"),
+            vote=True,
+            blob_id=hash_of(scorer),
+            blob_bytes=1,
+            codec="int4",
+            codec_version=1,
+            tokens=1,
+            harmful=tuple(sorted(lies if scorer in bad else bad - {scorer})),
+        )
+        for scorer in scorers
+    ]
+    return blamed_authors({author: author for author in EIGHT}, verdicts, tuple(scorers))
+
+
+def test_two_copiers_of_eight_are_blamed_whoever_is_drawn() -> None:
+    bad = {"g", "h"}
+    for scorers in itertools.combinations(EIGHT, NUM_SCORERS):
+        assert blamed_where(bad, scorers, lies=()) == bad
+
+
+def test_two_liars_of_eight_can_have_nobody_blamed_whoever_is_drawn_or_away() -> None:
+    for num_there in range(1, NUM_SCORERS + 1):
+        for scorers in itertools.combinations(EIGHT, num_there):
+            for victims in ("a", "ab", "abcdef"):
+                assert blamed_where({"g", "h"}, scorers, lies=victims) <= {"g", "h"}
+
+
+def test_a_quarter_that_lies_can_have_others_blamed_in_a_tenth_of_commits_at_most() -> None:
+    def chance(num_liars: int, num_members: int) -> float:
+        worse = range(MIN_AGREEING, NUM_SCORERS + 1)
+        honest = num_members - num_liars
+        ways = [math.comb(num_liars, n) * math.comb(honest, NUM_SCORERS - n) for n in worse]
+        return sum(ways) / math.comb(num_members, NUM_SCORERS)
+
+    assert chance(2, 8) == 0.0
+    assert round(chance(3, 12), 4) == 0.0455
+    assert round(chance(8, 32), 4) == 0.0854
+    assert max(chance(n // 4, n) for n in range(5, 4000)) < 0.104
+    blamed = blamed_where({"f", "g", "h"}, "abfgh", lies="a")
+    assert blamed == {"a"}, "one who was drawn with three of them"
+    assert blamed_where({"f", "g", "h"}, "abfgh", lies="c") == frozenset()
 
 
 def test_verdicts_of_those_who_were_not_drawn_count_for_nothing() -> None:
@@ -80,12 +144,22 @@ def test_verdicts_of_those_who_were_not_drawn_count_for_nothing() -> None:
 
 def test_scorers_have_no_say_on_their_own_work() -> None:
     chain, tip = grown()
-    first, second, third = scorers_at(chain, tip)
+    first, *others = scorers_at(chain, tip)
     target = listed_of(chain, tip, first)
-    after = round_with(chain, tip, {first: [], second: [target], third: [target]})
+    after = round_with(chain, tip, {first: [], **dict.fromkeys(others[:3], (target,))})
     assert first in chain.facts(after).strikes.marks
-    alone = round_with(chain, tip, {first: [target], second: [target]})
+    alone = round_with(chain, tip, {first: [target], **dict.fromkeys(others[:2], (target,))})
     assert chain.facts(alone).strikes.marks == {}
+
+
+def test_of_five_authors_four_judge_the_fifth() -> None:
+    chain, tip = grown("abcde")
+    target = listed_of(chain, tip, "e")
+    for covering, is_blamed in (("", True), ("d", True), ("cd", False)):
+        verdicts = {a: [] if a in covering else [target] for a in "abcd"}
+        listed = [chain.contribution(a, tip, harmful=verdicts.get(a)) for a in "abcde"]
+        after = chain.facts(chain.commit(tip, listed))
+        assert ("e" in after.strikes.marks) is is_blamed
 
 
 def test_scorers_that_condemn_more_than_a_quarter_condemn_nobody() -> None:
@@ -98,11 +172,8 @@ def test_scorers_that_condemn_more_than_a_quarter_condemn_nobody() -> None:
 
 def test_in_a_small_run_nobody_is_blamed() -> None:
     chain, tip = grown("abcd")
-    scorers = scorers_at(chain, tip)
-    target = listed_of(chain, tip, next(a for a in "abcd" if a not in scorers))
-    listed = [
-        chain.contribution(a, tip, harmful=[target] if a in scorers else None) for a in "abcd"
-    ]
+    verdicts = {a: [listed_of(chain, tip, "d")] for a in scorers_at(chain, tip) if a != "d"}
+    listed = [chain.contribution(a, tip, harmful=verdicts.get(a)) for a in "abcd"]
     assert chain.facts(chain.commit(tip, listed)).strikes.marks == {}
 
 
