@@ -37,7 +37,7 @@ from p2p.blob_hashes import (
 )
 from p2p.errors import BlobCorruptError, BlobStoreFullError, BlobUnavailableError, FramingError
 from p2p.framing import encode_manifest, parse_manifest
-from p2p.page_cache import read_cached
+from p2p.page_cache import SettledFiles, read_cached
 from p2p.partial_blob import PartialBlob, taken_bytes
 
 __all__ = [
@@ -50,9 +50,7 @@ __all__ = [
     "is_blob_id",
 ]
 
-MAX_KNOWN_HASHES: Final = (
-    8  # lists kept in memory, of at most 512 KiB (1 MiB as Python objects) each
-)
+MAX_KNOWN_HASHES: Final = 8  # lists in memory, of at most 512 KiB (1 MiB as objects) each
 
 _TEMP_PREFIX: Final = ".tmp-"
 _HASHES_SUFFIX: Final = ".hashes"
@@ -108,6 +106,8 @@ class BlobStore:
             BlobStoreFullError: The folder cannot be made for want of space.
         """
         self.directory = directory
+        self.settled = SettledFiles()
+        """What is written by `write_partial_chunk` takes their memory."""
         self._known_hashes: dict[str, tuple[bytes, ...]] = {}
         with _full_disk_is_typed(directory):
             directory.mkdir(parents=True, exist_ok=True)
@@ -304,6 +304,7 @@ class BlobStore:
             BlobCorruptError: It is not the chunk that the manifest promises.
             BlobStoreFullError: There is no room.
         """
+        self.settled.drop(len(chunk))
         with _full_disk_is_typed(self.directory):
             partial.write_chunk(index, chunk)
 
