@@ -20,6 +20,7 @@ from blake3 import blake3
 from volunteer.data.sources import source_problems
 from volunteer.errors import RunSpecError
 from volunteer.rounds.records import Hash, Name
+from volunteer.spec_problems import convert_tables
 
 MAX_SPEC_BYTES = 64 * 1024
 _HASH_CONTEXT = b"allmende/run/1\x00"
@@ -29,6 +30,7 @@ MAX_TOPK2_BLOCK = 4096
 """Of the codec `topk2`: an index then takes 12 bits at most."""
 LATER_KEYS: dict[str, frozenset[str]] = {
     "model": frozenset({"num_kv_heads", "tied_embeddings"}),
+    "genesis": frozenset({"source"}),
     "data": frozenset(),
     "inner": frozenset({"optimizer", "muon_momentum"}),
     "outer": frozenset({"momentum_warmup_rounds", "warmup_momentum"}),
@@ -78,11 +80,19 @@ class ModelSpec(_Table, frozen=True, kw_only=True):
 
 
 class GenesisSpec(_Table, frozen=True, kw_only=True):
-    """How the weights of round 0 are made: an integer stream, the same on every machine."""
+    """What the weights of round 0 are."""
 
+    source: Literal["seed", "weights"] = "seed"
+    """`seed`: an integer stream, which every machine makes alike. `weights`: those of a state that
+    exists (`allmende import`), fetched by its hash; its momentum is 0, and so is `seed`."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     state_hash: Hash
     """Hash of the genesis state; verified before anything is trained."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it cannot be computed, and has to come from who has it."""
+        return self.source == "weights"
 
 
 class DataSpec(_Table, frozen=True, kw_only=True):
@@ -300,7 +310,7 @@ def parse_run_spec(text: str, *, source: str) -> RunSpec:
     if len(text.encode()) > MAX_SPEC_BYTES:
         raise RunSpecError(f"{source}: larger than {MAX_SPEC_BYTES} bytes")
     try:
-        spec = msgspec.convert(tomllib.loads(text), RunSpec)
+        spec = convert_tables(tomllib.loads(text), RunSpec, text)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise RunSpecError(f"{source}: {error}") from error
     verify_run_spec(spec, source=source)
@@ -320,6 +330,8 @@ def verify_run_spec(spec: RunSpec, *, source: str) -> None:
         problems.append("model.num_kv_heads must divide model.num_heads")
     if spec.model.vocab_size != 256 and spec.data.tokenizer == "bytes":
         problems.append("model.vocab_size must be 256 for the bytes tokenizer")
+    if spec.genesis.is_given and spec.genesis.seed:
+        problems.append("genesis.seed must be 0 where genesis.source is weights")
     problems += source_problems(spec.data.sources)
     if (spec.codec.id, spec.codec.version) not in KNOWN_CODECS:
         known = ", ".join(f"{codec} {version}" for codec, version in KNOWN_CODECS)
@@ -372,16 +384,12 @@ def format_run_spec(spec: RunSpec) -> str:
     Later keys that have their defaults are left out: an older program reads the rest.
     """
     tables = _plain(spec)
-    lines = [f"{key} = {_toml(value)}" for key, value in tables.items() if not _is_table(value)]
+    lines = [f"{key} = {_toml(one)}" for key, one in tables.items() if not isinstance(one, dict)]
     for key, table in tables.items():
-        if _is_table(table):
+        if isinstance(table, dict):
             lines += ["", f"[{key}]"]
             lines += [f"{name} = {_toml(value)}" for name, value in table.items()]
     return "\n".join(lines) + "\n"
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 def _toml(value: object) -> str:

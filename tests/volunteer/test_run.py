@@ -71,9 +71,28 @@ def test_the_run_ids_of_the_shipped_runs_are_pinned() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("[inner]", "[inner]\nlearning = 3", "learning"),
-        ("lr = 0.003", "lr = -1.0", "`>0.0`|> 0"),
-        ("lr = 0.003", 'lr = "fast"', "float"),
+        ("[inner]", "[inner]\nlearning = 3", r"there is no inner\.learning \(line 28\)$"),
+        (
+            "momentum = 0.5",
+            "momentun = 0.5",
+            r"no outer\.momentun: did you mean momentum\? \(line 40",
+        ),
+        (
+            "[codec]",
+            "[codec]\nround_s = 3",
+            r"no codec\.round_s: it belongs into \[rounds\] \(line 43\)$",
+        ),
+        (
+            'name = "demo"',
+            "round_s = 3",
+            r"no round_s: it belongs into \[rounds\] \(line 2\); name is",
+        ),
+        ("[outer]", "[outter]", r"no outter: did you mean outer\? \(line 38\)$"),
+        ("[outer]", "[[outer]]", r"\[outer\] must be a table$"),
+        ("[model]", "[mo\x1b]", "here"),
+        ("[model]", '["mo\\u001b"]', r"no 'mo\\x1b'; model is missing$"),
+        ("lr = 0.003", "lr = -1.0", r"inner\.lr must be a number > 0\.0, not -1\.0 \(line 28\)$"),
+        ("lr = 0.003", 'lr = "fast"', "must be a number, not 'fast'"),
         ("beta2 = 0.95", "beta2 = 1.0", "beta2"),
         ("held_out_fraction = 0.05", "held_out_fraction = 0.0", "held_out_fraction"),
         ("num_heads = 4", "num_heads = 7", "multiple"),
@@ -88,6 +107,10 @@ def test_the_run_ids_of_the_shipped_runs_are_pinned() -> None:
         ('tokenizer = "bytes"', 'tokenizer = "json:12"', "tokenizer"),
         ("[evaluation]", "[evaluation]\nmax_s = 0.0", "max_s"),
         ('id = "int4"', 'id = "int2"', "unknown"),
+        ('quorum = "1/2"', 'quorum = "3/4"', r"one of '1/2', '2/3', not '3/4' \(line 56\)$"),
+        ("[codec]", "[codec]\nladder_kept = [8, 9]", "an entry that .* multiple of 8, not 9"),
+        ("seed = 1667", 'source = "sed"\nseed = 0', r"genesis\.source must be one of 'seed', 'wei"),
+        ("seed = 1667", 'source = "weights"\nseed = 1', r"genesis\.seed must be 0"),
         ("format = 1", "format = 2", "format|1"),
         ("seed = 1667", "seed = 99999999999999999999", "here"),
         ("[model]", "[model", "here"),
@@ -101,6 +124,31 @@ def test_a_bad_spec_is_refused_with_the_place(old: str, new: str, said: str) -> 
         parse(TEXT.replace(old, new, 1))
     assert str(caught.value).startswith("here: ")
     assert caught.value.hint
+
+
+def test_everything_that_is_wrong_in_a_file_is_told_with_its_line() -> None:
+    text = TEXT.replace("lr = 0.003", "lr = 0.0").replace("vocab_size", "vocabulary")
+    with pytest.raises(RunSpecError, match=r"vocabulary.*\(line 15\); inner\.lr .*\(line 28\)$"):
+        parse(text)
+    with pytest.raises(RunSpecError, match=r"; and 988 more$"):
+        parse("\n".join(f"{chr(97 + i % 26)}{i} = 1" for i in range(995)))
+    # A line that stands in a text is none of a key: rather no line than a wrong one.
+    text = TEXT.replace("lr = 0.003", "lr = 0.0").replace(
+        'ion = "', 'ion = """\n[inner]\nlr = 1\n', 1
+    )
+    with pytest.raises(RunSpecError, match=r"inner\.lr must be a number > 0\.0, not 0\.0$"):
+        parse(text.replace('."\nlicence', '."""\nlicence', 1))
+
+
+def test_a_run_that_begins_from_a_seed_is_written_as_before() -> None:
+    assert "source" not in TEXT.partition("[genesis]")[2].partition("[data]")[0]
+    given = msgspec.structs.replace(
+        SPEC, genesis=msgspec.structs.replace(SPEC.genesis, source="weights", seed=0)
+    )
+    assert given.genesis.is_given
+    assert not SPEC.genesis.is_given
+    assert parse(format_run_spec(given)) == given
+    assert given.run_id not in (SPEC.run_id, parse(TEXT.replace("seed = 1667", "seed = 0")).run_id)
 
 
 def test_all_problems_are_told_together() -> None:
