@@ -114,8 +114,14 @@ def compare(shape: str, options: argparse.Namespace) -> None:
 def run_side(name: str, shape: str, num_threads: int) -> None:
     """Be a side: take as many steps as each line of stdin says."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer has it
+    with tempfile.TemporaryDirectory(prefix=f"bench-{name}-") as folder:
+        take_turns(lambda: make_step(name, shape, num_threads, Path(folder)))
+
+
+def take_turns(make: Callable[[], Callable[[], tuple[float, int]]]) -> None:
+    """Make what takes a step, and take as many as each line of stdin says."""
     started_s = time.monotonic()
-    step = make_step(name, shape, num_threads)
+    step = make()
     loss, _ = step()
     prepared_s = time.monotonic() - started_s
     began_s = time.monotonic()
@@ -178,8 +184,17 @@ def batches_of(spec: RunSpec) -> list[Tensor]:
     ]
 
 
-def make_step(name: str, shape: str, num_threads: int) -> Callable[[], tuple[float, int]]:
-    """Return what takes a step of a side: its loss before, and its tokens."""
+def make_step(
+    name: str, shape: str, num_threads: int, compiled_dir: Path
+) -> Callable[[], tuple[float, int]]:
+    """Return what takes a step of a side: its loss before, and its tokens.
+
+    Args:
+        name: of the side.
+        shape: of the model.
+        num_threads: of torch.
+        compiled_dir: where what is compiled goes; empty, so that the time to compile is whole.
+    """
     import torch
     from plain_loop import PlainLoop
 
@@ -197,7 +212,7 @@ def make_step(name: str, shape: str, num_threads: int) -> Callable[[], tuple[flo
     num_tokens = spec.inner.batch_sequences * spec.model.context_tokens
     is_compiled = name.endswith("-compiled")
     if is_compiled:
-        prepare_compiler(Path(tempfile.mkdtemp(prefix=f"bench-{name}-")))
+        prepare_compiler(compiled_dir)
     if name.startswith("plain"):
         loop = PlainLoop(spec.model, spec.inner, weights_P, is_compiled=is_compiled)
         return lambda: (loop.step(next(batches), micro_batch_sequences), num_tokens)

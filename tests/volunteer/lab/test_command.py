@@ -144,12 +144,34 @@ def test_mistakes_are_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "no arm of an experiment is finished there" in capsys.readouterr().err
 
 
+def test_acceptance_tests_are_listed_by_their_numbers() -> None:
+    numbers = [int(e.name.split("-")[1]) for e in ENTRIES if e.name.startswith("acceptance-")]
+    assert numbers == [7, 8, 9, 10, 11, 12]
+
+
+def test_one_seed_has_no_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "--seeds", "1") == 0
+    assert "±" not in capsys.readouterr().out
+    assert run(tmp_path) == 0
+    assert "±" in capsys.readouterr().out
+
+
+def test_a_line_of_runs_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
+    assert run(tmp_path, "--seeds", "1") == 0
+    file = tmp_path / about.RUNS_NAME
+    file.write_bytes(file.read_bytes() + file.read_bytes()[:40])
+    assert run(tmp_path) == 0
+    assert [one.end for one in about.read_runs(tmp_path)] == ["finished", "finished"]
+
+
 def test_every_experiment_is_listed_and_can_be_made(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["list", "--json"]) == 0
     listed = msgspec.json.decode(capsys.readouterr().out, type=list[Listed])
     assert "opendiloco" in {one.name for one in listed}
     assert command.main(["list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(listed)
+    text = capsys.readouterr().out
+    assert all(f"{one.name}: {one.title}; " in text for one in listed)
+    assert all(f"'{name}'" in text for one in listed for name in one.arms)
     for entry in ENTRIES:
         experiment = entry.make(entry.num_steps)
         names = [arm.name for arm in experiment.arms]

@@ -16,6 +16,7 @@ import msgspec
 import psutil
 import torch
 
+from volunteer.files import telling_full_disk
 from volunteer.program import program_name
 
 RUNS_NAME = "runs.jsonl"
@@ -67,7 +68,11 @@ def describe_command(argv: Sequence[str]) -> str:
 def note_run(
     folder: Path, *, command: str, started_utc: str, cpu_s: float, threads: int, end: str
 ) -> None:
-    """Add a call to the folder's list."""
+    """Add a call to the folder's list.
+
+    Raises:
+        StorageFullError: it cannot be written.
+    """
     run = LabRun(
         command=command,
         program=program_name(),
@@ -80,8 +85,11 @@ def note_run(
         peak_memory_bytes=_peak_memory_bytes(),
         end=end,
     )
-    with (folder / RUNS_NAME).open("ab") as stream:
-        stream.write(msgspec.json.encode(run) + b"\n")
+    file = folder / RUNS_NAME
+    before = file.read_bytes() if file.exists() else b""
+    separator = b"" if not before or before.endswith(b"\n") else b"\n"  # behind a line cut short
+    with telling_full_disk(file), file.open("ab") as stream:
+        stream.write(separator + msgspec.json.encode(run) + b"\n")
 
 
 def read_runs(folder: Path) -> Iterator[LabRun]:

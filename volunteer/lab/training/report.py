@@ -18,6 +18,8 @@ from volunteer.lab.training.results import Outcomes, PointsFile, ResultsError
 from volunteer.lab.training.tables import write_table
 
 PLOT_NAME = "curves.png"
+_LINE_WIDTH = 100
+_INDENT = "    "
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +31,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """Its length by default, nominal inner steps."""
     minutes_a_seed: float
     """Core-minutes for one seed at that length; as seen on one core of an x86-64 server."""
+    arms: tuple[str, ...]
+    """Names for `lab run --arm`, in the order in which they are trained."""
 
     @classmethod
     def of(cls, entry: Entry) -> Listed:
@@ -38,6 +42,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
             title=entry.title,
             num_steps=entry.num_steps,
             minutes_a_seed=entry.minutes_a_seed,
+            arms=tuple(arm.name for arm in entry.make(entry.num_steps).arms),
         )
 
 
@@ -75,14 +80,26 @@ class LabReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def format_list(listed: Sequence[Listed]) -> str:
-    """Return the experiments as lines of text."""
-    width = max(len(one.name) for one in listed)
-    lines = [
-        f"{one.name:<{width}}  {one.title}; {one.num_steps} steps,"
-        f" about {one.minutes_a_seed:g} core-minutes a seed"
-        for one in listed
-    ]
+    """Return the experiments as lines of text, each with its arms below."""
+    lines = []
+    for one in listed:
+        lines.append(
+            f"{one.name}: {one.title}; {one.num_steps} steps,"
+            f" about {one.minutes_a_seed:g} core-minutes a seed"
+        )
+        lines += _wrap_names(one.arms)
     return "\n".join(lines)
+
+
+def _wrap_names(names: Sequence[str]) -> list[str]:
+    """Return names in quotes, since they may have commas, on lines that break between them."""
+    lines = [_INDENT]
+    for name in names:
+        quoted = f"'{name}'"
+        if len(lines[-1]) + len(quoted) > _LINE_WIDTH:
+            lines.append(_INDENT)
+        lines[-1] += quoted + ", "
+    return [line.rstrip() for line in lines[:-1]] + [lines[-1].rstrip(", ")]
 
 
 def experiment_in(folder: Path) -> Experiment:

@@ -24,7 +24,7 @@ import msgspec
 from blake3 import blake3
 
 from volunteer.errors import VolunteerError
-from volunteer.files import replace_file
+from volunteer.files import replace_file, telling_full_disk
 
 POINTS_NAME = "points.csv"
 NOTE_SEPARATOR = "; "
@@ -126,9 +126,16 @@ class PointsFile:
         return tuple(dropped)
 
     def append(self, point: Point) -> None:
-        """Add a row and hand it to the system."""
+        """Add a row and hand it to the system.
+
+        Raises:
+            StorageFullError: it cannot be written; what there is of it is dropped the next time.
+        """
         self.points.append(point)
-        with self._file.open("a", encoding="utf-8", newline="") as stream:
+        with (
+            telling_full_disk(self._file),
+            self._file.open("a", encoding="utf-8", newline="") as stream,
+        ):
             stream.write(_format([_row(point)]))
 
 
@@ -191,9 +198,9 @@ class Spread:
         return statistics.fmean(self.values)
 
     @property
-    def deviation(self) -> float:
-        """Sample standard deviation; 0 of a single value."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+    def deviation(self) -> float | None:
+        """Sample standard deviation; None of a single value, which tells of none."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
 class Outcomes:

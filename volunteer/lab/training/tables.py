@@ -82,7 +82,8 @@ def _row(arm: Arm, experiment: Experiment, outcomes: Outcomes) -> list[str]:
 def _with_deviation(spread: Spread, digits: int) -> str:
     if not all(math.isfinite(value) for value in spread.values):
         return "broke down"
-    return f"{spread.mean:.{digits}f} ± {spread.deviation:.{digits}f}"
+    mean = f"{spread.mean:.{digits}f}"
+    return mean if spread.deviation is None else f"{mean} ± {spread.deviation:.{digits}f}"
 
 
 def _excess(arm: str, reference: str, outcomes: Outcomes) -> str:

@@ -131,26 +131,24 @@ def _judge_11(outcomes: Outcomes) -> tuple[Verdict, ...]:
     return (at_most(outcomes, TOKENS, over=UNIFORM, percent=0.0),)
 
 
-ENTRIES = (
-    Entry(
-        name="acceptance-7",
-        title="DiLoCo against DDP at equal tokens, and against one worker",
-        make=make_7,
-        num_steps=400,
-        minutes_a_seed=0.7,
-    ),
-    Entry(
-        name="acceptance-8",
-        title="each codec against the floats themselves",
-        make=make_8,
-        num_steps=400,
-        minutes_a_seed=2.0,
-    ),
-    Entry(
-        name="acceptance-11",
-        title="workers of unequal speeds, weighted by tokens or all alike",
-        make=make_11,
-        num_steps=400,
-        minutes_a_seed=0.9,
-    ),
+ENTRY_7 = Entry(
+    name="acceptance-7",
+    title="DiLoCo against DDP at equal tokens, and against one worker",
+    make=make_7,
+    num_steps=400,
+    minutes_a_seed=0.7,
+)
+ENTRY_8 = Entry(
+    name="acceptance-8",
+    title="each codec against the floats themselves",
+    make=make_8,
+    num_steps=400,
+    minutes_a_seed=2.0,
+)
+ENTRY_11 = Entry(
+    name="acceptance-11",
+    title="workers of unequal speeds, weighted by tokens or all alike",
+    make=make_11,
+    num_steps=400,
+    minutes_a_seed=0.9,
 )
