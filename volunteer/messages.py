@@ -177,6 +177,10 @@ class TrainerFailed(Message, frozen=True, kw_only=True, tag="failed"):
     hint: str
 
 
+AGENT_STOOD_STILL_STATUS = 75
+"""The trainer's exit status where it has saved and ended because the agent was stopped by a signal
+or a debugger; EX_TEMPFAIL of sysexits.h."""
+
 TrainerEvent = (
     Preparing
     | TrainerStarted

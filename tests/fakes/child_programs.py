@@ -73,6 +73,13 @@ for command in commands():
         say(type="snapshot_saved", inner_step=6, tokens_total=600, tokens_since_contribution=100)
         break
 """
+TRAINER_OF_A_STOPPED_AGENT = """
+started()
+stepped(6)
+say(type="stopping", inner_step=6, tokens_total=600)
+say(type="snapshot_saved", inner_step=6, tokens_total=600, tokens_since_contribution=100)
+sys.exit(75)
+"""
 TRAINER_IGNORES_STOP = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.bus_services import Service, private_bus, serving
 from tests.fakes.freezer import freezing
-from tests.system.agents import wait_until
+from tests.system.agents import is_alive, wait_until
 from tests.system.faults import (
     SETTINGS,
     Disk,
@@ -175,6 +175,32 @@ def test_a_trainer_that_is_stopped_by_a_signal_is_woken_and_loses_nothing(tmp_pa
         assert "killed" not in agent.logged()
         assert agent.allmende("resume").returncode == 0
         agent.wait_contributing(held.inner_step)
+        agent.wait_rounds(1)
+        agent.verify_sound()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+def test_an_agent_that_is_stopped_by_a_signal_does_not_leave_its_trainer_at_work(
+    tmp_path: Path,
+) -> None:
+    with faulty_agent(tmp_path) as agent:
+        agent.spawn()
+        before = agent.wait_contributing()
+        trainer_pid = before.trainer_pid
+        assert trainer_pid is not None
+        stopped = psutil.Process(agent.pids[-1])
+        stopped.suspend()
+        try:
+            begun_s = time.monotonic()
+            wait_until("its trainer has ended", lambda: not is_alive(trainer_pid), 15)
+            gone_s = time.monotonic() - begun_s
+        finally:
+            stopped.resume()
+        agent.wait_logged("trainer had saved and ended, as this agent stood still")
+        after = agent.wait_contributing(before.inner_step)
+        report(f"stopped agent: its trainer was gone {gone_s:.1f} s later")
+        assert after.trainer_pid != trainer_pid
         agent.wait_rounds(1)
         agent.verify_sound()
 

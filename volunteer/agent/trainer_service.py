@@ -7,7 +7,8 @@ Runs in: agent. What goes wrong with it is told by `view.problem`, with what end
   it is where its data cannot be had, and, sooner, where the disk cannot be written: none of them is
   the trainer's fault;
 - it hangs: killed by the watch on its inner steps (step_watch.py); its last snapshot stands;
-- a signal from outside has stopped it: woken (child.py).
+- a signal from outside has stopped it: woken (child.py);
+- one has stopped this agent: the trainer has saved and ended (parent_watch.py), and starts again.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from volunteer.errors import (
     StorageReadOnlyError,
 )
 from volunteer.messages import (
+    AGENT_STOOD_STILL_STATUS,
     Preparing,
     Rebase,
     Rebased,
@@ -128,6 +130,8 @@ class TrainerService:
         self._watch = StepWatch()
         self._has_started = self._has_stepped = False
         self._lack: Lack | None = None
+        self._agent_stood_still = False
+        """Whether the last process has ended for no other reason."""
         self._num_lacks = 0
         self._try_now = trio.Event()
         self._tries_at_s: float | None = None
@@ -224,6 +228,9 @@ class TrainerService:
     async def _judge(self, end: str) -> float:
         """Say what is wrong, after an end that nobody wanted; return the seconds to wait."""
         view = self.view
+        if self._agent_stood_still:
+            log.warning("trainer had saved and ended, as this agent stood still: starting it again")
+            return 0.0
         if self._lack is not None:
             return await self._wait_for(self._lack, end)
         wait_s = self._backoff.note_crash(trio.current_time())
@@ -270,7 +277,7 @@ class TrainerService:
         """Run one process; return how it ended, for people."""
         self._ended = trio.Event()
         self._has_started = self._has_stepped = self.is_placed = False
-        self._lack = None
+        self._lack, self._agent_stood_still = None, False
         self._watch = StepWatch()
         self.view.problem = ""
         num_oom_kills = count_oom_kills()
@@ -293,6 +300,7 @@ class TrainerService:
             nursery.start_soon(self._end_if_hung, child)
             status = await child.run(self._take_event)
             nursery.cancel_scope.cancel()
+        self._agent_stood_still = status == AGENT_STOOD_STILL_STATUS
         if self.view.problem:
             return self.view.problem
         if status == -signal.SIGKILL and not child.was_killed and count_oom_kills() > num_oom_kills:

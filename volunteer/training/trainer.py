@@ -7,8 +7,9 @@ Runs in: trainer. `python -m volunteer.training.trainer --run-dir DIR --author P
     DIR/modules/<module>/trainer/   snapshots
 
 Commands come on stdin and events go to stdout (messages.py); the log is stderr. The process ends,
-with a snapshot, at StopTrainer, the end of stdin, SIGTERM, or its parent's death. It is a process
-of its own because a device's memory comes back for certain only when the process ends.
+with a snapshot, at StopTrainer, the end of stdin, SIGTERM, its parent's death, or when its parent
+stands still (parent_watch.py). It is a process of its own because a device's memory comes back for
+certain only when the process ends.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from volunteer.errors import (
 )
 from volunteer.logs import set_up_log
 from volunteer.messages import (
+    AGENT_STOOD_STILL_STATUS,
     Preparing,
     StopTrainer,
     TrainerCommand,
@@ -53,6 +55,7 @@ from volunteer.training.child_process import (
     keep_freed_memory,
     yield_to_all_sessions,
 )
+from volunteer.training.parent_watch import ParentWatch, parent_reader
 
 NICENESS = 10
 """Below everything the owner runs; the aggregator, at 19, is below the trainer."""
@@ -61,7 +64,10 @@ _log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Run the process; return its exit status: 0 stopped as asked, 1 failed."""
+    """Run the process; return its exit status.
+
+    0: stopped as asked; 1: failed; AGENT_STOOD_STILL_STATUS: saved, as the agent was stopped.
+    """
     arguments = _parse_arguments()
     set_up_log(arguments.log_file)
     yield_to_all_sessions(NICENESS)
@@ -70,6 +76,8 @@ def main() -> int:
     writer = EventWriter(claim_stdout(), on_closed=inbox.request_stop)
     end_with_parent(inbox.request_stop)
     inbox.start_reading_stdin()
+    watch = ParentWatch(parent_reader(), inbox.request_stop)
+    watch.start()
     try:
         _train(arguments, inbox, writer.emit)
     except VolunteerError as error:
@@ -79,7 +87,7 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 -- process boundary: the agent hears of everything
         _log.exception("the trainer cannot go on")
         return _fail(writer, TrainerError(f"{type(error).__name__}: {error}"))
-    return 0
+    return AGENT_STOOD_STILL_STATUS if watch.stood_still else 0
 
 
 def _train(

@@ -16,6 +16,7 @@ from tests.fakes.virtual_time import (
     settle,
     until,
 )
+from volunteer.agent.backoff import MAX_CRASHES
 from volunteer.agent.trainer_service import (
     STOP_DEADLINE_S,
 )
@@ -130,5 +131,21 @@ def test_cancelling_leaves_no_process(tmp_path: Path) -> None:
     async def body(nursery: trio.Nursery, clock: MockClock) -> None:
         trainer.service.want()
         await until(lambda: trainer.heard(TrainerStarted))
+
+    trainer.run(body)
+
+
+def test_one_that_ended_because_this_agent_stood_still_is_back_at_once(tmp_path: Path) -> None:
+    trainer = WatchedTrainer(tmp_path, programs.TRAINER_OF_A_STOPPED_AGENT)
+
+    async def body(nursery: trio.Nursery, clock: MockClock) -> None:
+        service = trainer.service
+        service.want()
+        await until(lambda: trainer.num_ends > MAX_CRASHES + 1)  # no time passes
+        trainer.use(programs.TRAINER)
+        await until(lambda: service.send(REBASE) and service.is_stepping)
+        assert service.view.problem == ""
+        assert not service._backoff.is_broken
+        assert service.view.inner_step == 6
 
     trainer.run(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,11 +31,12 @@ EventT = TypeVar("EventT")
 class Trainer:
     """One real process; what it says is waited for, never slept for."""
 
-    def __init__(self, run_dir: Path, *options: str) -> None:
+    def __init__(self, run_dir: Path, *options: str, launcher: Sequence[str] = ()) -> None:
         self.log_file = run_dir / "trainer.log"
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 [
+                    *launcher,
                     sys.executable,
                     *("-m", "volunteer.training.trainer", "--run-dir", str(run_dir)),
                     *("--device", "cpu", "--threads", "1", "--author", "me", *options),
