@@ -24,6 +24,9 @@ from volunteer.files import PRIVATE_FILE_MODE
 from volunteer.locations import HOME_VARIABLE, Locations
 
 AGENT_COMMAND = (sys.executable, "-P", "-m", "volunteer.agent")
+OWNER_STARTS = "--owner-starts"
+"""Tells the agent that it is not the system that starts it: a stop that was to come is over then.
+"""
 AGENT_FOLDER = "/"
 # Also so that no disk stays busy for it.
 START_DEADLINE_S = 20.0
@@ -132,7 +135,9 @@ def running_options(agent_pid: int) -> tuple[str, ...] | None:
     except (psutil.Error, ValueError):
         return None
     module = AGENT_COMMAND[-1]
-    return tuple(command[command.index(module) + 1 :]) if module in command else None
+    if module not in command:
+        return None
+    return tuple(flag for flag in command[command.index(module) + 1 :] if flag != OWNER_STARTS)
 
 
 def verify_same_options(running: Status, options: AgentOptions) -> None:
@@ -175,7 +180,7 @@ def start_agent(
     try:
         log_start = os.fstat(descriptor).st_size
         process = subprocess.Popen(
-            [*AGENT_COMMAND, *argv],
+            [*AGENT_COMMAND, OWNER_STARTS, *argv],
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
@@ -257,8 +262,12 @@ def _last_words(descriptor: int, log_start: int, log_file: Path) -> list[str]:
 
 
 def exec_agent(argv: Sequence[str]) -> int:
-    """Become the agent (`--foreground`); returns its exit status only where exec cannot be had."""
-    command, environment = [*AGENT_COMMAND, *argv], _agent_environment()
+    """Become the agent (`--foreground`); returns its exit status only where exec cannot be had.
+
+    Service managers start it so as well: it is the owner who does where there is a terminal.
+    """
+    owners = [OWNER_STARTS] if sys.stdin is not None and sys.stdin.isatty() else []
+    command, environment = [*AGENT_COMMAND, *owners, *argv], _agent_environment()
     os.chdir(AGENT_FOLDER)
     if os.name == "posix":
         os.execve(command[0], command, environment)  # noqa: S606 - replaces this process, no shell

@@ -170,6 +170,7 @@ def run(
     is_idle_ignored: bool = False,
     stop_s: float = 2.0,
     config: Config | None = None,
+    is_owners_start: bool = False,
 ) -> Children:
     children = Children(stop_s=stop_s)
 
@@ -182,6 +183,7 @@ def run(
             aggregator=children.aggregator(),
             keeper=cast("Bookkeeper", children),
             is_idle_ignored=is_idle_ignored,
+            is_owners_start=is_owners_start,
             make_sensors=world.make,
         )
         nursery.start_soon(policy.run)

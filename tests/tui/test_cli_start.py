@@ -24,7 +24,7 @@ def test_start_runs_the_agent_detached_and_says_how_to_stop_it(started_home: Pat
     status = msgspec.json.decode(run(started_home, "status", "--json").stdout, type=Status)
     agent = psutil.Process(status.agent_pid)
     assert agent.cmdline()[3:] == [
-        "--listen", "/ip4/127.0.0.1/tcp/0", "--ignore-idle", "--threads", "2",
+        "--owner-starts", "--listen", "/ip4/127.0.0.1/tcp/0", "--ignore-idle", "--threads", "2",
     ]  # fmt: skip
     assert os.getsid(agent.pid) == agent.pid
 

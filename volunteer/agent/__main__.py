@@ -88,6 +88,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--round-s", type=float)
     parser.add_argument("--run-file", type=Path, help="a RunSpec instead of the built-in run")
+    parser.add_argument("--owner-starts", action="store_true", help="a stop before is over")
     parser.add_argument("--debug", action="store_true")
     return parser.parse_args(argv)
 
@@ -118,6 +119,7 @@ def _run(options: argparse.Namespace, handover: Handover) -> None:
             spec=spec,
             is_idle_ignored=options.ignore_idle,
             num_cores=os.cpu_count() or 1,
+            is_owners_start=options.owner_starts and handover.last_restart_at_s is None,
             handover=handover,
         )
         trio.run(agent.run, strict_exception_groups=True)

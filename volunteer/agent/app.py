@@ -73,6 +73,8 @@ class Agent:
     num_cores: int
     handover: Handover = field(default_factory=Handover)
     """What the program before has left, and what is left to the next one."""
+    is_owners_start: bool = False
+    """Whether the owner has just started it; not where the system did, or it begins anew."""
 
     async def run(self) -> None:
         """Run until told to stop, by the control socket or a signal.
@@ -159,6 +161,7 @@ class Agent:
             on_finished=functools.partial(self._end, stopping),
             spare_disk=lambda is_short: files.spare_disk(parts.machine, is_short=is_short),
         )
+            is_owners_start=self.is_owners_start,
 
     def _status_source(
         self,

@@ -2,16 +2,19 @@
 
 Runs in: agent. It is kept over a restart (kept_pause.py), until it is taken back or over. A finish
 that something else interrupts is a pause from then on: the round is missed anyway, and a machine
-that was told to rest must not begin again at night to end a round.
+that was told to rest must not begin again at night to end a round. An agent that was to end with
+the round, and is started anew by the system after a crash, ends with it all the same; the owner's
+own `start` takes that back (tui/launch.py).
 """
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import trio
 
-from volunteer.agent.kept_pause import keep_pause, read_pause
+from volunteer.agent.kept_pause import KeptWord, keep_pause, read_pause
 from volunteer.policy.signals import OwnerPause
 
 FINISH_ROUNDS = 3.0
@@ -21,14 +24,24 @@ FINISH_ROUNDS = 3.0
 class OwnersWord:
     """The last one counts."""
 
-    def __init__(self, file: Path, now_s: float) -> None:
-        """Take it from the disk; `now_s` is the agent's clock."""
+    def __init__(self, file: Path, now_s: float, *, is_owners_start: bool = False) -> None:
+        """Take it from the disk.
+
+        Args:
+            file: where it is kept.
+            now_s: the agent's clock.
+            is_owners_start: whether the owner has just started the agent: a stop before is over.
+        """
         self._file = file
-        self.pause = read_pause(file, now_s)
+        kept = read_pause(file, now_s)
+        if kept.ends_agent and is_owners_start:
+            keep_pause(file, None, now_s)
+            kept = KeptWord()
+        self.pause = kept.pause
         """None: the owner has not said pause."""
         self._is_kept_as_pause = False
-        self.ends_agent = False
-        """Whether the agent ends with the round that is finished; after a restart it only rests."""
+        self.ends_agent = kept.ends_agent
+        """Whether the agent ends with the round that is finished."""
 
     @property
     def finishes_round(self) -> int | None:
@@ -68,4 +81,6 @@ class OwnersWord:
 
     async def _write(self, pause: OwnerPause | None, now_s: float) -> None:
         self._is_kept_as_pause = False
-        await trio.to_thread.run_sync(keep_pause, self._file, pause, now_s)
+        ends_agent = self.ends_agent and pause is not None
+        keep = functools.partial(keep_pause, self._file, pause, now_s, ends_agent=ends_agent)
+        await trio.to_thread.run_sync(keep)

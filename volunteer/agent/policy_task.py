@@ -86,6 +86,8 @@ class PolicyTask:
     aggregator: AggregatorService
     keeper: Bookkeeper
     is_idle_ignored: bool
+    is_owners_start: bool = False
+    """Whether it was the owner who started this agent, and not the system."""
     gate: BulkGate = field(default_factory=BulkGate)
     """What the network's hours and a metered connection hold shut."""
     make_sensors: Callable[[Config, Locations, Callable[[], None]], Sensors] = MachineSensors
@@ -119,7 +121,8 @@ class PolicyTask:
         """Take the owner's word from the disk; nothing runs yet."""
         self.wishes = idle_config(self.config, is_idle_ignored=self.is_idle_ignored)
         self._counted_at_s = now_s()
-        self.word = OwnersWord(self.locations.data_dir / "pause.json", now_s())
+        file = self.locations.data_dir / "pause.json"
+        self.word = OwnersWord(file, now_s(), is_owners_start=self.is_owners_start)
         self._releaser = Releaser(_memory_reader(self.config))
         self._sensors = self.make_sensors(self.config, self.locations, self._note_news)
         self._decide()

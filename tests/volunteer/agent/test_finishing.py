@@ -165,6 +165,35 @@ def test_who_is_stopped_before_the_round_has_closed_does_not_rest_after_the_next
     run(world, tmp_path, after)
 
 
+@pytest.mark.parametrize("is_owners_start", [False, True])
+def test_a_stop_that_a_crash_interrupts_still_comes_unless_the_owner_starts_it_again(
+    world: World, tmp_path: Path, is_owners_start: bool
+) -> None:
+    ended: list[str] = []
+
+    async def killed(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        await policy.finish(ends_agent=True)
+
+    async def after(policy: PolicyTask, children: Children, world: World) -> None:
+        policy.on_finished = lambda: ended.append("ended")
+        await wait(1)
+        assert children.is_trainer_wanted
+        assert policy.word.ends_agent is not is_owners_start
+        children.height += 1
+        await wait(10)
+        assert ended == ([] if is_owners_start else ["ended"])
+        assert children.is_trainer_wanted is is_owners_start
+
+    async def later(policy: PolicyTask, children: Children, world: World) -> None:
+        await wait(1)
+        assert policy.word.pause is None, "`stop` is no pause"
+
+    run(world, tmp_path, killed)
+    run(world, tmp_path, after, is_owners_start=is_owners_start)
+    run(world, tmp_path, later)
+
+
 def test_resuming_takes_back_that_the_agent_ends(world: World, tmp_path: Path) -> None:
     ended: list[str] = []
 
