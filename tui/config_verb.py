@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from volunteer.locations import Locations
 
+if TYPE_CHECKING:
+    from volunteer.config import Config
+    from volunteer.run import RunSpec
+
+DEFAULT_RUN = "commons"
+LIMIT_KEYS = frozenset({"disk_max_bytes", "ram_max_bytes", "gpu_max_bytes"})
+"""What a run may need more of than the owner allows."""
 config_app = typer.Typer(
     help="Read and change settings; `config get` lists them all.",
     no_args_is_help=True,
@@ -48,7 +55,8 @@ def get_setting(
         _write(f"{name} = {toml_of(value)}{'' if is_default else '  # yours'}")
 
 
-@config_app.command("set")
+# A number may be negative, if only to be refused for what it is.
+@config_app.command("set", context_settings={"ignore_unknown_options": True})
 def set_setting(
     key: Key,
     values: Annotated[
@@ -77,13 +85,43 @@ def _change(key: str, values: list[str] | None) -> None:
     from volunteer.errors import ConfigError
 
     file = _locations().config_file
+    verify = _verify_run_can_live if key in LIMIT_KEYS else None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        config = change_setting(file, key, values)
+        config = change_setting(file, key, values, verify=verify)
     except OSError as error:
         raise ConfigError(f"{file} could not be written: {error.strerror}") from error
     when = "from the agent's next start on" if key in FIXED_KEYS else "from now on"
     _write(f"{key} = {toml_of(getattr(config, key))}   ({when}; {file})")
+
+
+def _verify_run_can_live(config: Config) -> None:
+    """Refuse limits at once with which the agent would not start.
+
+    Raises:
+        ConfigError: naming what is too little, what is needed, and what is used now.
+    """
+    from volunteer.policy.sensors.disk import read_tree_bytes
+    from volunteer.run_limits import verify_limits
+
+    used_bytes = read_tree_bytes(_locations().data_dir)
+    verify_limits(_present_run(), config, used_bytes=used_bytes)
+
+
+def _present_run() -> RunSpec:
+    """Return the run of the agent that runs; without one, what a start without flags takes."""
+    from tui.launch import find_agent
+    from volunteer.data.builtin import load_builtin_run
+    from volunteer.errors import ControlError
+    from volunteer.run import read_run_spec
+
+    try:
+        status = find_agent(_locations())
+    except ControlError:  # it runs and does not answer: the usual run stands in for its
+        status = None
+    if status is None:
+        return load_builtin_run(DEFAULT_RUN)
+    return read_run_spec(_locations().run_spec_file(status.run_id))
 
 
 def _locations() -> Locations:

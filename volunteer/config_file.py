@@ -10,13 +10,15 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from volunteer.config import Config, load_config, parse_config, read_config_text
+from volunteer.config_rules import RULES
 from volunteer.errors import ConfigError
 from volunteer.files import replace_file, turn_in_folder
 
+_UNCHANGED = "the settings stay as they were"
 _YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
 FIXED_KEYS = frozenset(
@@ -31,33 +33,51 @@ FIXED_KEYS = frozenset(
             "duty_fraction",
             "compile",
             "activation_checkpointing",
+            "private_data",
+            "allow_file_sources",
+            "data_cache_max_bytes",
         ),
     }
 )
 """What an agent that runs takes note of at its next start only."""
 
 
-def change_setting(file: Path, key: str, values: Sequence[str] | None) -> Config:
+def change_setting(
+    file: Path,
+    key: str,
+    values: Sequence[str] | None,
+    *,
+    verify: Callable[[Config], None] | None = None,
+) -> Config:
     """Set `key` in the config file, or take it out; the file is replaced only if it is then valid.
 
     Args:
         file: the config file; it need not exist, its folder must.
         key: a field of Config.
         values: as typed, one for a plain setting, any number for a list; None: the default again.
+        verify: raises ConfigError where the new settings are of no use for another reason.
 
     Returns:
         The config that now holds.
 
     Raises:
-        ConfigError: unknown key, bad value, or the rest of the file is not valid.
+        ConfigError: unknown key, bad value, or the rest of the file is not valid; or as `verify`.
         StorageFullError, OSError: it could not be written; the old file stays.
     """
     verify_key(key)
+    value = DEFAULTS[key] if values is None else parse_value(key, values)
+    if problem := RULES[key](value):
+        raise ConfigError(f"`{key}` {problem}", hint=_UNCHANGED)
     with turn_in_folder(file.parent):
-        text = without_key(read_config_text(file), key)
+        before = read_config_text(file)
+        # As a flag: lines are those of the file that is there, and the new value has none yet.
+        config = parse_config(before, file, {key: value})
+        if verify is not None:
+            verify(config)
+        text = without_key(before, key)
         if values is not None:
-            text = with_line(text, f"{key} = {toml_of(parse_value(key, values))}")
-        config = parse_config(text, file, {})
+            text = with_line(text, f"{key} = {toml_of(value)}")
+        parse_config(text, file, {})
         replace_file(file, text.encode())
     return config
 
@@ -98,12 +118,12 @@ def parse_value(key: str, values: Sequence[str]) -> object:
         return text
     if isinstance(default, bool):
         if text.lower() not in (*_YES, *_NO):
-            raise ConfigError(f"`{key}` must be true or false, not {text!r}")
+            raise ConfigError(f"`{key}` {RULES[key](text)}", hint=_UNCHANGED)
         return text.lower() in _YES
     try:
         return float(text) if isinstance(default, float) else int(text)
     except ValueError as error:
-        raise ConfigError(f"`{key}` must be a number, not {text!r}") from error
+        raise ConfigError(f"`{key}` {RULES[key](text)}", hint=_UNCHANGED) from error
 
 
 def toml_of(value: object) -> str:

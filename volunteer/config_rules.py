@@ -46,11 +46,11 @@ def _number_rule(least: float, most: float, *, is_whole: bool) -> Callable[[obje
     allowed: tuple[type, ...] = (int,) if is_whole else (int, float)
 
     def problem(value: object) -> str:
+        bounds = f"{least:,} to {most:,}".replace(",", "_")
         if isinstance(value, bool) or not isinstance(value, allowed):
-            return f"must be {kind}, not {_shown(value)}"
+            return f"must be {kind}, {bounds}, not {_shown(value)}"
         assert isinstance(value, int | float)
         if not math.isfinite(value) or not least <= value <= most:
-            bounds = f"{least:,} to {most:,}".replace(",", "_")
             return f"must be {bounds}, not {_shown(value)}"
         return ""
 

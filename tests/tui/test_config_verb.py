@@ -37,10 +37,24 @@ def test_what_can_never_work_is_refused_with_the_reason(tmp_path: Path) -> None:
     refused = run(tmp_path, "config", "set", "exclusive_programs", "allmende")
     assert refused.returncode == 2
     assert "it could never run" in refused.stderr
+    negative = run(tmp_path, "config", "set", "idle_minutes", "-3")
+    assert negative.returncode == 2
+    assert "`idle_minutes` must be 0.02 to 1_440, not -3.0" in negative.stderr
     unknown = run(tmp_path, "config", "get", "idle_minuets")
     assert unknown.returncode == 2
     assert "hint: did you mean `idle_minutes`?" in unknown.stderr
     assert not (tmp_path / "config.toml").exists()
+
+
+def test_a_limit_with_which_no_start_would_succeed_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(bytes(30_000_000))
+    refused = run(tmp_path, "config", "set", "disk_max_bytes", "67108864")
+    assert refused.returncode == 2
+    assert "`disk_max_bytes` is 0.07 GB, run commons needs" in refused.stderr
+    assert "its data takes 0.03 GB now" in refused.stderr
+    assert not (tmp_path / "config.toml").exists()
+    allowed = run(tmp_path, "config", "set", "disk_max_bytes", "4000000000")
+    assert allowed.returncode == 0, allowed.stderr
 
 
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_all_problems_are_told_with_line_and_fix(file: Path) -> None:
         ("line 4", "`checkpoint_every_s` must be 1 to 3_600, not 0.5"),
         ("line 5", "`listen` must be addresses like /ip4/0.0.0.0/tcp/4001; '0.0.0.0:4001' is no"),
         ("line 6", "'/ip4/192.0.2.1/tcp/4001' does not say whose address it is"),
-        ("line 7", "`disk_min_free_bytes` must be a whole number, not '20 GB'"),
+        ("line 7", "`disk_min_free_bytes` must be a whole number, 67_108_864 to"),
         ("line 8", "`pause_on_battery` must be true or false, not 1"),
         ("line 9", "unknown key `zzz`; known: device, threads"),
         ("--threads must be", "0 to 1_024, not -1"),

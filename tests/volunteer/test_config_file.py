@@ -81,7 +81,7 @@ def test_a_file_that_is_not_there_is_made(tmp_path: Path) -> None:
     [
         ("treads", ["3"], "there is no setting `treads`"),
         ("zzzzzz", ["3"], "there is no setting `zzzzzz`"),
-        ("threads", ["many"], "`threads` must be a number, not 'many'"),
+        ("threads", ["many"], "`threads` must be a whole number, 0 to 1_024, not 'many'"),
         ("threads", ["1", "2"], "`threads` takes one value, not 2"),
         ("threads", ["-1"], "`threads` must be 0 to 1_024"),
         ("idle_minutes", ["soon"], "must be a number"),
@@ -91,6 +91,7 @@ def test_a_file_that_is_not_there_is_made(tmp_path: Path) -> None:
         ("exclusive_programs", ["python3"], "it could never run"),
         ("others_cpu_limit", ["0"], "must be 0.01 to 1"),
         ("gpus", ["0"], "is no GPU's own id"),
+        ("upload_bytes_per_s", ["9"], "must be 65_536 to 1_099_511_627_776, not 9 (0: no limit)"),
     ],
 )
 def test_what_cannot_be_is_refused_and_the_file_stays(
@@ -99,6 +100,24 @@ def test_what_cannot_be_is_refused_and_the_file_stays(
     with pytest.raises(ConfigError) as caught:
         change_setting(file, key, values)
     assert message in str(caught.value)
+    assert "line" not in str(caught.value), "there is no line of it yet"
+    assert file.read_text() == MINE
+
+
+def test_another_settings_fault_is_told_with_the_line_that_it_has(file: Path) -> None:
+    file.write_text(MINE + "idle_minutes = -1\n")
+    for key, value in (("threads", "1"), ("hours", "mon 1:00-2:00")):
+        with pytest.raises(ConfigError, match="line 7: `idle_minutes` must be"):
+            change_setting(file, key, [value])
+    assert change_setting(file, "idle_minutes", ["3"]).idle_minutes == 3.0
+
+
+def test_what_is_of_no_use_for_another_reason_is_not_written(file: Path) -> None:
+    def verify(config: Config) -> None:
+        raise ConfigError(f"{config.disk_max_bytes} is too little")
+
+    with pytest.raises(ConfigError, match="80000000 is too little"):
+        change_setting(file, "disk_max_bytes", ["80000000"], verify=verify)
     assert file.read_text() == MINE
 
 

@@ -21,7 +21,7 @@ from volunteer.agent.clock import now_s
 from volunteer.agent.control import WATCH_EVERY_S, serve_control
 from volunteer.agent.data_budget import DataBudget, allowance, month_of, utc_clock
 from volunteer.agent.handover import Handover
-from volunteer.agent.joined_run import keep_run, verify_hardware, verify_limits
+from volunteer.agent.joined_run import keep_run, verify_hardware
 from volunteer.agent.memory_watch import MemoryWatch
 from volunteer.agent.network_memory import (
     NetworkFacts,
@@ -53,6 +53,7 @@ from volunteer.rounds.records import DENSE_MODULE
 from volunteer.rounds.turn import Timing
 from volunteer.run import RunSpec
 from volunteer.stats.ledger import Ledger
+from volunteer.run_limits import verify_limits
 
 log = logging.getLogger(__name__)
 TELL_ALL_S = WATCH_EVERY_S + 0.2

@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 
 from p2p.identity import verify_signature
-from volunteer.config import GPU_CONTEXT_BYTES, Config
 from volunteer.data.builtin import load_builtin_run
-from volunteer.errors import ConfigError, RunSpecError
+from volunteer.errors import RunSpecError
 from volunteer.files import make_private_dir, replace_file
 from volunteer.locations import Locations
 from volunteer.rounds.chain import ChainRules
@@ -99,35 +98,6 @@ def verify_hardware(spec: RunSpec, ram_bytes: int, disk_free_bytes: int | None) 
         raise RunSpecError(
             f"run {spec.name} needs at least " + " and ".join(short),
             hint="take part in a smaller run on this machine",
-        )
-
-
-def verify_limits(spec: RunSpec, config: Config) -> None:
-    """Check that the run can do with what the owner allows it at most.
-
-    The bounds are low: what is refused could never run.
-
-    Raises:
-        ConfigError: naming every limit that is too low, and what is needed.
-    """
-    num = num_parameters(spec.model)
-    needs = {
-        # Three states and the next, two snapshots and the next; records and logs.
-        "disk_max_bytes": 4 * 8 * num + 3 * 20 * num + 32 * 1024**2,
-        # Base and error feedback of the trainer; the libraries' own data.
-        "ram_max_bytes": 8 * num + 512 * 1024**2,
-        # Weights, gradient, both moments and a temporary; the driver's context.
-        "gpu_max_bytes": 20 * num + GPU_CONTEXT_BYTES if config.device not in ("cpu", "mps") else 0,
-    }
-    short = [
-        f"`{key}` is {getattr(config, key) / 1e9:.2f} GB, run {spec.name} needs {need / 1e9:.2f}"
-        for key, need in needs.items()
-        if 0 < getattr(config, key) < need
-    ]
-    if short:
-        raise ConfigError(
-            f"it could never run: {'; '.join(short)}",
-            hint="allow more, or take part in a smaller run",
         )
 
 

@@ -7,11 +7,12 @@ import dataclasses
 import msgspec
 import pytest
 
-from volunteer.agent.joined_run import verify_hardware, verify_limits
+from volunteer.agent.joined_run import verify_hardware
 from volunteer.config import Config
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import ConfigError, RunSpecError
 from volunteer.run import HardwareSpec
+from volunteer.run_limits import verify_limits
 
 DEMO = load_builtin_run("demo")
 BIG = msgspec.structs.replace(
