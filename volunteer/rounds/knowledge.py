@@ -13,7 +13,7 @@ a chain of ten thousand heights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 
 from volunteer.rounds.bounds import Bounds
@@ -44,6 +44,8 @@ class Knowledge:
     """Says which commits the member's own state refers to: they are kept."""
     holds_back: Callable[[Commit], bool] | None = None
     """Says of a commit that has just become valid whether it is too early to stand on."""
+    judged: MutableMapping[str, ChainFacts] | None = None
+    """Facts that others found: they say the same of a chain (I7), so simulated members share."""
     commits: dict[str, Commit] = field(default_factory=dict)
     contributions: dict[str, Contribution] = field(default_factory=dict)
     leavings: dict[str, Leaving] = field(default_factory=dict)
@@ -201,23 +203,27 @@ class Knowledge:
     def _judge(self, commit_id: str, commit: Commit) -> list[str]:
         """Make a commit valid or invalid; return those that waited for nothing but that."""
         children = self.waiting_for.children_of(commit_id)
-        problem = "its parent is invalid"
-        if commit.parent not in self.invalid:
-            parent = self.facts[commit.parent]
-            problem = commit_problem(self.rules, parent, commit, self.contributions, self.leavings)
-        if problem:
-            self.invalid[commit_id] = problem
-            self.bounds.note_invalid(commit_id, commit)
-            return children
-        self._take_in_valid(commit_id, commit)
+        facts = None if self.judged is None else self.judged.get(commit_id)
+        if facts is None:
+            problem = "its parent is invalid"
+            records = (self.contributions, self.leavings)
+            if commit.parent not in self.invalid:
+                parent = self.facts[commit.parent]
+                problem = commit_problem(self.rules, parent, commit, *records)
+            if problem:
+                self.invalid[commit_id] = problem
+                self.bounds.note_invalid(commit_id, commit)
+                return children
+            facts = next_facts(self.rules, self.facts, commit_id, commit, *records)
+            if self.judged is not None:
+                self.judged[commit_id] = facts
+        self._take_in_valid(commit_id, commit, facts)
         return self.waiting_for.arrived(commit_id)
 
-    def _take_in_valid(self, commit_id: str, commit: Commit) -> None:
+    def _take_in_valid(self, commit_id: str, commit: Commit, facts: ChainFacts) -> None:
         self.commits[commit_id] = commit
         self.highest_height = max(self.highest_height, commit.round_index)
-        self.facts[commit_id] = next_facts(
-            self.rules, self.facts, commit_id, commit, self.contributions, self.leavings
-        )
+        self.facts[commit_id] = facts
         self.children.setdefault(commit.parent, []).append(commit_id)
         for record_id in (*commit.contributions, *commit.leaving):
             self.listed_by.setdefault(record_id, set()).add(commit_id)

@@ -15,7 +15,9 @@ import msgspec
 from blake3 import blake3
 
 from volunteer.lab.simulation.files import state_after
+from volunteer.lab.simulation.judging import marks_of
 from volunteer.rounds.chain import listed_in_order
+from volunteer.rounds.exclusion import max_struck
 from volunteer.rounds.records import (
     MAX_TOKENS,
     Commit,
@@ -44,6 +46,12 @@ LIES = {
     "spam": "sends records of made-up identities: contributions, commits and farewells",
 }
 """Name, and what such a member does."""
+WORK_LIES = {
+    "bad-work": "contributes what every aggregation marks",
+    "harmful-work": "contributes what only scorers can tell from honest work",
+    "false-verdicts": "as a scorer blames honest work and no liar's; marks honest work, proposing",
+}
+"""Lies about work, by name: who is excluded for it. Not among all faults."""
 INFLATION = 1000
 GRINDING_TRIES = 8
 REPLAYED_A_ROUND = 10
@@ -63,6 +71,11 @@ class Liar:
         """Return whether this member lies in this way."""
         return lie in self.lies
 
+    def is_fellow(self, author: str) -> bool:
+        """Return whether `author` lies as well: they know each other."""
+        peer = self.member.peers.get(author)
+        return peer is not None and peer.is_liar
+
     # ----------------------------------------------------------------- what it signs itself
 
     def alter(self, record: Record) -> Record:
@@ -76,6 +89,10 @@ class Liar:
     def _altered_contribution(self, record: Contribution) -> Contribution:
         if self.does("withheld-blob"):
             self.member.contents.withheld.add(record.blob_id)
+        if self.does("bad-work"):
+            self.member.contents.plainly_bad.add(record.blob_id)
+        elif self.does("harmful-work"):
+            self.member.contents.harmful.add(record.blob_id)
         tokens = record.tokens
         if self.does("inflated-tokens"):
             tokens = min(MAX_TOKENS, INFLATION * tokens)
@@ -90,7 +107,18 @@ class Liar:
             record = self._ground(record)
         if self.does("wrong-hash") and self.rng.random() < 0.5:
             record = msgspec.structs.replace(record, state_hash=record.state_hash[::-1])
+        if self.does("false-verdicts") and self.rng.random() < 0.5:
+            record = self._with_false_marks(record)
         return record
+
+    def _with_false_marks(self, record: Commit) -> Commit:
+        """Mark honest work, as much as a commit may mark."""
+        contributions = self.member.machine.known.contributions
+        authors = {i: contributions[i].author for i in record.contributions}
+        honest = [i for i in record.contributions if not self.is_fellow(authors[i])]
+        limit = max_struck(len({*authors.values()}))
+        marked = tuple(sorted(honest[:limit]))
+        return msgspec.structs.replace(record, marked=marked or msgspec.UNSET)
 
     def _ground(self, record: Commit) -> Commit:
         """Leave one contribution out, another each time, and take what ranks it best."""
@@ -112,7 +140,12 @@ class Liar:
         known = self.member.machine.known
         listed = listed_in_order(listed_ids, known.facts[record.parent], known.contributions)
         state_hash = state_after(self.member.disk.states[record.parent], listed)
-        return msgspec.structs.replace(record, contributions=listed_ids, state_hash=state_hash)
+        return msgspec.structs.replace(
+            record,
+            contributions=listed_ids,
+            state_hash=state_hash,
+            marked=marks_of(self.member.contents, listed) or msgspec.UNSET,
+        )
 
     # -------------------------------------------------------- what it says to some of them
 

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Collection
 from dataclasses import replace
 
-from volunteer.lab.simulation.byzantine import LIES
+from volunteer.lab.simulation.byzantine import LIES, WORK_LIES
 from volunteer.lab.simulation.scenario import Scenario
 from volunteer.lab.simulation.world import Net
 
@@ -32,6 +32,7 @@ ENVIRONMENT = {
 }
 """Name, and what goes wrong."""
 FAULTS = (*ENVIRONMENT, *LIES)
+"""What `all` means; lies about work are asked for by their names."""
 LIARS_OF = 6
 """One member in so many is a liar."""
 LIES_PER_LIAR = 2
@@ -45,17 +46,18 @@ def parse_faults(text: str) -> frozenset[str]:
     """Return the faults that `all`, `none` or a list with commas names.
 
     Raises:
-        UnknownFaultError: a name is not one of `FAULTS`.
+        UnknownFaultError: a name is not one of `FAULTS` or `WORK_LIES`.
     """
     if text == "all":
         return frozenset(FAULTS)
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == ["none"]:
         return frozenset()
+    there_are = (*FAULTS, *WORK_LIES)
     for name in names:
-        if name not in FAULTS:
-            close = difflib.get_close_matches(name, FAULTS, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(FAULTS)}"
+        if name not in there_are:
+            close = difflib.get_close_matches(name, there_are, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(there_are)}"
             raise UnknownFaultError(f"no fault is called {name!r}; {hint}")
     if not names:
         raise UnknownFaultError("name at least one fault, or `none`, or `all`")
@@ -67,7 +69,7 @@ def make_scenario(
 ) -> Scenario:
     """Return the scenario in which these faults happen, and quiet rounds after them."""
     chosen = frozenset(faults)
-    lies = tuple(lie for lie in LIES if lie in chosen)
+    lies = tuple(lie for lie in (*LIES, *WORK_LIES) if lie in chosen)
 
     def rate(name: str, per_member_and_round: float) -> float:
         return per_member_and_round if name in chosen else 0.0

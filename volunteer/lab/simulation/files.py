@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from volunteer.lab.simulation.judging import SCORE_S, is_scorer, marks_of, verdict_on
 from volunteer.rounds import events as ev
 from volunteer.rounds.records import Contribution, Record
 
@@ -24,7 +25,8 @@ JOURNAL_ROUNDS = 8
 def state_after(parent_state: str, listed: tuple[ev.Listed, ...]) -> str:
     """Return the hash of what applying `listed` to a state gives."""
     text = parent_state + "".join(
-        f"/{e.contribution_id}:{e.is_late}:{e.is_on_probation}" for e in listed
+        f"/{e.contribution_id}:{e.is_late}:{e.is_on_probation}{':excluded' * e.is_excluded}"
+        for e in listed
     )
     return blake3(text.encode()).hexdigest()
 
@@ -116,8 +118,17 @@ class Files:
         state = state_after(member.disk.states[commit.parent], action.listed)
         if state != commit.state_hash:
             member.feed(ev.StateRefused(action.commit_id, "another hash"))
+        elif marks_of(member.contents, action.listed) != commit.marks:
+            member.feed(ev.StateRefused(action.commit_id, "other marks"))
         else:
             self._hold_state(action.commit_id, state)
+            if is_scorer(member, action.commit_id):
+                member.after(SCORE_S * member.slowness, partial(self._score, action.commit_id))
+
+    def _score(self, commit_id: str) -> None:
+        harmful = verdict_on(self._member, commit_id)
+        if harmful is not None:
+            self._member.feed(ev.VerdictReached(commit_id, harmful))
 
     def _compute_proposal(self, action: ev.ComputeProposal) -> None:
         member = self._member
@@ -126,7 +137,8 @@ class Files:
             return
         listed = tuple(entry.contribution_id for entry in action.listed)
         state = state_after(member.disk.states[action.parent], action.listed)
-        member.feed(ev.ProposalComputed(action.parent, listed, state))
+        marked = marks_of(member.contents, action.listed)
+        member.feed(ev.ProposalComputed(action.parent, listed, state, marked))
 
     def _can_apply(self, parent: str, listed: tuple[ev.Listed, ...]) -> bool:
         member = self._member

@@ -19,6 +19,7 @@ from volunteer.lab.simulation.errors import BrokenRule
 from volunteer.lab.simulation.exchange import Exchange
 from volunteer.lab.simulation.files import Files
 from volunteer.lab.simulation.gossip import Mesh
+from volunteer.lab.simulation.judged import Judged
 from volunteer.lab.simulation.traffic import Traffic
 from volunteer.lab.simulation.trainer_model import Contents, Snapshot, TrainerModel
 from volunteer.lab.simulation.world import World
@@ -72,6 +73,7 @@ class Member:
     world: World
     contents: Contents
     traffic: Traffic
+    judged: Judged
     referee: Observer
     peers: Mapping[str, Member]
     tokens_per_s: float
@@ -121,6 +123,7 @@ class Member:
         self.num_starts += 1
         has_lost_records = self.num_disks > 1 and not self.disk.has_signed
         self.machine = Machine(self.rules, self.timing(), self.me, has_lost_records)
+        self.machine.known.judged = self.judged
         self._load()
         self._tick()
         self.exchange.start()

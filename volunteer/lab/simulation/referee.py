@@ -7,6 +7,7 @@ units of work each chain lists. The books of one member (I4, credit) are in `boo
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,16 @@ from volunteer.lab.simulation.errors import BrokenRule
 from volunteer.lab.simulation.files import state_after
 from volunteer.lab.simulation.trainer_model import Contents, Snapshot, Unit
 from volunteer.rounds import events as ev
-from volunteer.rounds.chain import ChainFacts, listed_in_order
+from volunteer.rounds.chain import ChainFacts, excluded_at, listed_in_order, rank_order
 from volunteer.rounds.fork_choice import choose_tip, common_ancestor
 from volunteer.rounds.records import Commit, Contribution, Record
 
 if TYPE_CHECKING:
     from volunteer.lab.simulation.member import Member
+
+WHOLE_WALK_EVERY = 4
+"""So many moves of a member after each other the choice is checked from its final commit on; then
+from where rule 16 begins, which with a reset is the genesis."""
 
 
 @dataclass(slots=True)
@@ -38,12 +43,17 @@ class Referee:
     most_final_lag: int = 0
     final_lags: list[int] = field(default_factory=list)
     num_bans: int = 0
+    excluded: set[str] = field(default_factory=set)
+    """Whom a chain that an honest member stood on has excluded for bad work."""
+    struck: set[str] = field(default_factory=set)
+    """Honest members that had a strike there."""
     _signed: dict[tuple[str, ...], str] = field(default_factory=dict)
     _units_on_chain: dict[str, frozenset[Unit]] = field(default_factory=dict)
     _state_of: dict[str, str] = field(default_factory=dict)
     """Commit -> the state that applying its chain gives."""
     _last_seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _num_facts: dict[str, int] = field(default_factory=dict)
+    _num_moves: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         """Begin with the genesis."""
@@ -187,12 +197,31 @@ class Referee:
         state = member.disk.states.get(tip)
         if state != self._state_of[tip]:
             raise BrokenRule(f"{member.me} stands on another state of {tip[:8]} than the others")
+        self._check_excluded(member, known.facts[tip])
         commit = known.commits.get(tip)
         if commit is not None and commit.state_hash != state:
             raise BrokenRule(f"I5: {member.me} stands on a commit that states another hash")
-        start = known.rules.genesis_id
-        if not known.facts[tip].resets:
-            start = known.facts[tip].final_id
+        final_id = known.facts[tip].final_id
+        start = known.rules.genesis_id if known.facts[tip].resets else final_id
+        self._num_moves[member.me] += 1
+        is_whole = self._num_moves[member.me] % WHOLE_WALK_EVERY == 0
         for choice in (known.usable_choice, known.header_choice):
-            if choice.best(start) != choose_tip(choice.tree, start):
+            best = choice.best(start)
+            # Below a final commit that it leads through, the path was looked at when it was new.
+            is_through = not is_whole and final_id in choice.path
+            if best != choose_tip(choice.tree, final_id if is_through else start):
                 raise BrokenRule(f"I5: {member.me} kept a path that is not the choice")
+
+    def _check_excluded(self, member: Member, facts: ChainFacts) -> None:
+        """Of honest work at most one piece seems bad by chance; who is excluded has no say."""
+        self.struck |= self.honest.intersection(facts.strikes.marks)
+        out = excluded_at(facts)
+        if not out:
+            return
+        if out & self.honest:
+            raise BrokenRule(f"{member.me} stands where honest members are excluded: {out}")
+        if out.intersection(rank_order(member.rules, facts)):
+            raise BrokenRule(f"who is excluded has a turn after {facts.commit_id[:8]}")
+        if facts.rosters_since == facts.height and out & facts.rosters[1]:
+            raise BrokenRule(f"who is excluded is in the new roster of {facts.commit_id[:8]}")
+        self.excluded |= out

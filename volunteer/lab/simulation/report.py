@@ -40,6 +40,10 @@ class Report:
     """From the end of all trouble until everyone had the same head."""
     num_bans: int
     """A member counts each peer that it has cut off."""
+    num_excluded: int
+    """Members that were excluded for bad work where an honest member stood."""
+    num_struck: int
+    """Honest members that once had a strike there."""
     num_refused: int
     """Envelopes that were no record of this version."""
     bytes_by_kind: Mapping[str, int] = field(default_factory=dict)

@@ -11,10 +11,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from volunteer.lab.simulation.byzantine import Liar
+from volunteer.lab.simulation.byzantine import WORK_LIES, Liar
 from volunteer.lab.simulation.disagreement import Disagreement
 from volunteer.lab.simulation.exchange import are_cut_off
 from volunteer.lab.simulation.gossip import Mesh, draw_mesh
+from volunteer.lab.simulation.judged import Judged
 from volunteer.lab.simulation.member import Member
 from volunteer.lab.simulation.referee import Referee
 from volunteer.lab.simulation.report import Report, heads_of, is_on_chain_of, tallest_of
@@ -53,6 +54,7 @@ class Simulation:
     world: World = field(init=False)
     contents: Contents = field(default_factory=Contents)
     traffic: Traffic = field(default_factory=Traffic)
+    judged: Judged = field(default_factory=Judged)
     referee: Referee = field(init=False)
     trouble: Trouble = field(init=False)
     members: dict[str, Member] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class Simulation:
         self.world = World(self.rng, scenario.net)
         names = [f"peer-{i:02d}" for i in range(scenario.num_members)]
         liars = names[1 : 1 + scenario.num_liars]
+        self.contents.is_judged = not WORK_LIES.keys().isdisjoint(scenario.lies)
         rules = self._rules(names[0])
         honest = frozenset(names) - frozenset(liars)
         self.referee = Referee(self.contents, honest, rules.genesis_id)
@@ -108,6 +111,7 @@ class Simulation:
             world=self.world,
             contents=self.contents,
             traffic=self.traffic,
+            judged=self.judged,
             referee=self.referee,
             peers=self.members,
             tokens_per_s=tokens_per_s,
@@ -215,6 +219,8 @@ class Simulation:
             disagreed_whole_s=self._disagreement.longest_whole_s,
             healed_after_s=healed_at_s - self.scenario.num_rounds * ROUND_S,
             num_bans=self.referee.num_bans,
+            num_excluded=len(self.referee.excluded),
+            num_struck=len(self.referee.struck),
             num_refused=sum(member.exchange.num_refused for member in members),
             bytes_by_kind=dict(self.traffic.sent_bytes),
             num_blobs=self.traffic.num_fetched["blobs"],

@@ -46,6 +46,10 @@ class SeedResult:
     num_dropped: int = 0
     """Contributions given up, with a reason."""
     num_bans: int = 0
+    num_excluded: int = 0
+    """Members excluded for bad work."""
+    num_struck: int = 0
+    """Honest members that once had a strike."""
     bytes_per_peer_round: dict[str, float]
     """What one member sends in one round, by kind; blobs and states are counted instead."""
     blobs_per_peer_round: float = 0.0
@@ -86,6 +90,8 @@ def _result(seed: int, report: Report) -> SeedResult:
         listed_fraction=report.listed_fraction,
         num_dropped=report.num_dropped,
         num_bans=report.num_bans,
+        num_excluded=report.num_excluded,
+        num_struck=report.num_struck,
         bytes_per_peer_round=report.bytes_per_peer_round,
         blobs_per_peer_round=report.num_blobs / report.num_peer_rounds,
         states_per_peer_round=report.num_states / report.num_peer_rounds,

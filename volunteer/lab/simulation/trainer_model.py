@@ -48,6 +48,12 @@ class Contents:
     units_of: dict[str, frozenset[Unit]] = field(default_factory=dict)
     withheld: set[str] = field(default_factory=set)
     """Blobs whose authors give them to nobody."""
+    plainly_bad: set[str] = field(default_factory=set)
+    """Blobs that an aggregation marks."""
+    harmful: set[str] = field(default_factory=set)
+    """Blobs that only scorers find to do harm."""
+    is_judged: bool = False
+    """Whether members score each other's work."""
 
     def new_part(self, work_id: str, own: Mapping[str, Contribution]) -> frozenset[Unit]:
         """Return N of a contribution: its blob less the new parts of what it carries.
