@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from p2p.blob_fetch import BlobFetcher, Connect, NoteMisdeed
+from p2p.blob_fetch import BlobFetcher
 from p2p.blobs import BlobServer
 from p2p.blobstore import BlobStore, is_blob_id
+from p2p.fetch_terms import Connect, NoteMisdeed
 from p2p.flow import Flow, Priority
 from p2p.host import Host
 from p2p.swarm_types import DownloadView, Tally

@@ -9,8 +9,7 @@ whatever happens, and the next try goes on from there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +19,7 @@ from p2p.blobs import BLOB_PROTOCOL, BlobClient
 from p2p.blobstore import BlobStore
 from p2p.chunk_lanes import ChunkLane, make_lanes
 from p2p.chunk_plan import SECOND_ASK_AFTER_S, ChunkPlan
+from p2p.chunk_writer import ChunkWriter
 from p2p.conduct import Misdeed
 from p2p.contain import contain
 from p2p.errors import (
@@ -34,24 +34,20 @@ from p2p.errors import (
     RequestTimeoutError,
     StreamEndedError,
 )
+from p2p.fetch_terms import Connect, NoteMisdeed, Providers, Terms
 from p2p.flow import Flow, Priority
-from p2p.framing import BlobOp
-from p2p.host import Host
 from p2p.partial_blob import PartialBlob
 from p2p.speed import Speed
 from p2p.swarm_types import DownloadView, Tally
 
 WINDOW: Final = 4  # chunks asked for ahead from one peer: 4 MiB hide 0.1 s at 40 MB/s
+ASK_AGAIN_AT: Final = 2  # of those left: two are asked for with one message
 AHEAD_BYTES: Final = 2 << 20  # let through at once; it grows from there, as the line allows
 MAX_PROVIDERS: Final = 8  # asked at once
 REASK_EVERY_S: Final = 0.5  # how often providers() is asked while waiting
 STREAM_TIMEOUT_S: Final = 10.0
 PAUSE_S: Final = 1.0  # before a peer that failed is asked again; doubles
 MAX_PAUSE_S: Final = 30.0
-
-Providers = Callable[[], Sequence[str]]
-Connect = Callable[[str], Awaitable[Host]]
-NoteMisdeed = Callable[[str, Misdeed], None]
 
 _PEER_FAILED: Final = (
     PeerUnreachableError,
@@ -62,24 +58,13 @@ _PEER_FAILED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Terms:
-    """How a blob is fetched."""
-
-    purpose: str
-    max_bytes: int
-    stall_s: float
-    gone_s: float
-    priority: Priority
-
-
 class _Download:
     """One blob on its way; those who fetch it at the same time share it."""
 
     def __init__(
         self,
         blob_id: str,
-        terms: _Terms,
+        terms: Terms,
         store: BlobStore,
         connect: Connect,
         tally: Tally,
@@ -103,7 +88,8 @@ class _Download:
         self._speed = Speed(self._progress_at)
         self._partial: PartialBlob | None = None
         self._plan = ChunkPlan(())
-        self._disk = trio.Lock()
+        self._writer: ChunkWriter | None = None
+        self._opening = trio.Lock()
         self._complete = trio.Event()
         self._changed = trio.Event()
         self._workers: set[str] = set()
@@ -122,8 +108,8 @@ class _Download:
                     f"blob {self.blob_id} could not be kept: {outcome.error!r}"
                 )
         finally:
-            if self._partial is not None:
-                self._partial.close()
+            if self._writer is not None:
+                await self._writer.close()
             self.ended.set()
 
     async def _run(self) -> None:
@@ -151,7 +137,7 @@ class _Download:
         )
 
     def _begin(self, partial: PartialBlob) -> None:
-        self._partial = partial
+        self._partial, self._writer = partial, ChunkWriter(self._store, partial)
         self._progress_at = trio.current_time()  # hashing what was there may have taken a while
         if partial.size_bytes > self.terms.max_bytes:
             self._fail(
@@ -175,6 +161,7 @@ class _Download:
 
     async def _start_workers(self, nursery: trio.Nursery) -> None:
         while True:
+            await self._write_old()
             now = trio.current_time()
             candidates = self._candidates()
             self._give_up_if_hopeless(candidates, now)
@@ -241,10 +228,10 @@ class _Download:
         self._flow.note_fetched(num_bytes, self.terms.priority)
 
     async def _fetch_manifest(self, client: BlobClient) -> None:
-        await client.ask(BlobOp.MANIFEST)
+        await client.ask_manifest()
         size_bytes, hashes = await client.read_manifest(self.terms.max_bytes)
         self._tally.received[self.terms.purpose] += 8 + sum(map(len, hashes))
-        async with self._disk:
+        async with self._opening:
             if self._partial is None:  # another peer may have been faster
                 self._begin(
                     await trio.to_thread.run_sync(
@@ -278,30 +265,38 @@ class _Download:
 
     async def _ask_ahead(self, peer_id: str, client: BlobClient, asked: deque[int]) -> None:
         """Ask for what the window and the lane have room for; wait for room only if for none."""
+        if len(asked) > ASK_AGAIN_AT:
+            return
+        num_asked = len(asked)
         while len(asked) < WINDOW and self._plan.has_work_for(peer_id, trio.current_time()):
             if not self._lane.enter_nowait():
                 if asked:
-                    return
+                    break
                 await self._lane.enter()
             index = self._plan.take(peer_id, trio.current_time())
             if index is None:
                 self._lane.leave()
-                return
+                break
             asked.append(index)
-            await client.ask(BlobOp.CHUNK, index)
+        await client.ask_chunks(list(asked)[num_asked:])
 
     async def _wait_for_work(self) -> None:
         with trio.move_on_after(SECOND_ASK_AFTER_S / 2):
             await self._changed.wait()
 
+    async def _write_old(self) -> None:
+        """Keep what came before everybody fell silent."""
+        try:
+            if self._writer is not None:
+                await self._writer.write_old()
+        except BlobStoreFullError as error:
+            self._fail(error)
+
     async def _keep(self, partial: PartialBlob, index: int, chunk: bytearray) -> None:
+        assert self._writer is not None, "Invariant: it is there with the partial blob"
         self._tally.received[self.terms.purpose] += len(chunk)
-        async with self._disk:
-            if index in partial.missing:
-                await trio.to_thread.run_sync(
-                    self._store.write_partial_chunk, partial, index, chunk
-                )
-                self._progress_at = trio.current_time()
+        if await self._writer.keep(index, chunk):
+            self._progress_at = trio.current_time()
         if not partial.missing:
             self._complete.set()
 
@@ -334,7 +329,7 @@ class BlobFetcher:
         priority: Priority,
     ) -> None:
         """Bring a blob into `store`; see Swarm.fetch_blob."""
-        terms = _Terms(
+        terms = Terms(
             purpose=purpose,
             max_bytes=max_bytes,
             stall_s=stall_s,
@@ -355,7 +350,7 @@ class BlobFetcher:
         blob_id: str,
         providers: Providers,
         store: BlobStore,
-        terms: _Terms,
+        terms: Terms,
     ) -> None:
         """Join the download of the blob or begin it; the last one to leave ends it."""
         key = (store.directory, blob_id)

@@ -7,7 +7,7 @@ order. An answer is written in pieces, each when the flow lets it (p2p/flow.py).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
 import trio
@@ -27,6 +27,7 @@ from p2p.framing import (
     BLOB_REQUEST_BYTES,
     HASH_BYTES,
     LENGTH,
+    MAX_REASON_BYTES,
     BlobOp,
     BlobRequest,
     Status,
@@ -36,9 +37,9 @@ from p2p.framing import (
     parse_blob_request,
     parse_length,
     parse_manifest,
+    read_answer_head,
     read_exactly,
-    read_reason,
-    read_status,
+    spoken,
 )
 from p2p.host import Host
 from p2p.peer_stream import BATCH_BYTES, WRITE_BYTES, PeerStream
@@ -138,10 +139,14 @@ class BlobServer:
         self, head: bytes, payload: bytes | bytearray, priority: Priority, stream: PeerStream
     ) -> None:
         """Write an answer piece by piece; a reader that is too slow is given up."""
+        if priority is Priority.URGENT and not self._flow.upload.bytes_per_s:
+            with trio.fail_after(WRITE_DEADLINE_S):
+                for piece in _pieces(head, payload, BATCH_BYTES):
+                    self._flow.note_sending(len(piece))
+                    await stream.write(piece)
+            return
         left_s = WRITE_DEADLINE_S
-        is_free = priority is Priority.URGENT and not self._flow.upload.bytes_per_s
-        piece_bytes = BATCH_BYTES if is_free else WRITE_BYTES
-        for piece in _pieces(head, payload, piece_bytes):
+        for piece in _pieces(head, payload, WRITE_BYTES):
             await self._flow.wait_to_send(len(piece), priority)
             begun_at = trio.current_time()
             with trio.fail_after(left_s):
@@ -220,11 +225,18 @@ class BlobClient:
         self._blob_id = blob_id
         self._on_bytes = on_bytes
 
-    async def ask(self, op: BlobOp, chunk_index: int = 0) -> None:
-        """Send one request; its answer comes after those of earlier ones."""
-        request = BlobRequest(op, self._blob_id, chunk_index)
-        with trio.fail_after(STALL_S):
-            await self._stream.write(encode_blob_request(request))
+    async def ask_manifest(self) -> None:
+        """Ask for size and chunk hashes."""
+        await self._ask(BlobRequest(BlobOp.MANIFEST, self._blob_id, 0))
+
+    async def ask_chunks(self, indices: Sequence[int]) -> None:
+        """Ask for some chunks; answers come in that order, after earlier ones."""
+        await self._ask(*(BlobRequest(BlobOp.CHUNK, self._blob_id, index) for index in indices))
+
+    async def _ask(self, *requests: BlobRequest) -> None:
+        if requests:
+            with trio.fail_after(STALL_S):
+                await self._stream.write(b"".join(map(encode_blob_request, requests)))
 
     async def expect(self, num_bytes: int) -> None:
         """Have so many bytes of answers sent ahead of our reading them.
@@ -254,12 +266,11 @@ class BlobClient:
             FramingError: The answer is malformed or too large.
             trio.TooSlowError: No byte came for 20 s.
         """
-        status = await read_status(self._read_some)
-        if status is Status.REFUSED:
-            raise BlobNotServedError(await read_reason(self._read_some))
+        status, header = await read_answer_head(self._read_some)
         if status is not Status.OK:
-            raise RequestRefusedError(await read_reason(self._read_some))
-        header = await read_exactly(self._read_some, LENGTH.size)
+            num_bytes = parse_length(header, max_bytes=MAX_REASON_BYTES)
+            reason = spoken(await read_exactly(self._read_some, num_bytes))
+            raise (BlobNotServedError if status is Status.REFUSED else RequestRefusedError)(reason)
         answer = bytearray(parse_length(header, max_bytes=max_bytes))
         await self._fill(memoryview(answer))
         return answer

@@ -17,7 +17,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -107,7 +107,7 @@ class BlobStore:
         """
         self.directory = directory
         self.settled = SettledFiles()
-        """What is written by `write_partial_chunk` takes their memory."""
+        """What is written by `write_partial_chunks` takes their memory."""
         self._known_hashes: dict[str, tuple[bytes, ...]] = {}
         with _full_disk_is_typed(directory):
             directory.mkdir(parents=True, exist_ok=True)
@@ -295,18 +295,18 @@ class BlobStore:
         stored = self._read_hashes(blob_id)
         return None if stored is None else self.open_partial(blob_id, *stored)
 
-    def write_partial_chunk(
-        self, partial: PartialBlob, index: int, chunk: bytes | bytearray
+    def write_partial_chunks(
+        self, partial: PartialBlob, chunks: Mapping[int, bytes | bytearray]
     ) -> None:
-        """Verify and write one chunk.
+        """Write chunks, which `partial` has verified.
 
         Raises:
-            BlobCorruptError: It is not the chunk that the manifest promises.
             BlobStoreFullError: There is no room.
         """
-        self.settled.drop(len(chunk))
         with _full_disk_is_typed(self.directory):
-            partial.write_chunk(index, chunk)
+            for index, chunk in chunks.items():
+                self.settled.drop(len(chunk))
+                partial.write_chunk(index, chunk)
 
     def finish_partial(self, blob_id: str, partial: PartialBlob) -> None:
         """Give a complete download its name: sync, rename, sync the folder."""

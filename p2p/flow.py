@@ -188,6 +188,10 @@ class Flow:
         else:
             self._sending.take(num_bytes, now_s)
 
+    def note_sending(self, num_bytes: int) -> None:
+        """An urgent piece is about to be written without a wait: uploads are not limited."""
+        self._sending.note_urgent(num_bytes, trio.current_time())
+
     def _send_wait_s(self, priority: Priority) -> float:
         now_s = trio.current_time()
         wait_s = self.upload.wait_s(now_s)

@@ -110,11 +110,24 @@ async def read_status(read_some: ReadSome) -> Status:
     Raises:
         FramingError: The byte is no status, or the stream ended.
     """
-    (code,) = await read_exactly(read_some, 1)
+    return _parse_status(await read_exactly(read_some, 1))
+
+
+async def read_answer_head(read_some: ReadSome) -> tuple[Status, bytes]:
+    """Read an answer's status and the length of the frame that follows, not yet checked, at once.
+
+    Raises:
+        FramingError: The first byte is no status, or the stream ended.
+    """
+    head = await read_exactly(read_some, 1 + LENGTH.size)
+    return _parse_status(head), head[1:]
+
+
+def _parse_status(head: bytes) -> Status:
     try:
-        return Status(code)
+        return Status(head[0])
     except ValueError as error:
-        raise FramingError(f"{code} is no status") from error
+        raise FramingError(f"{head[0]} is no status") from error
 
 
 async def read_reason(read_some: ReadSome) -> str:
@@ -123,9 +136,12 @@ async def read_reason(read_some: ReadSome) -> str:
     Raises:
         FramingError: It is longer than 200 bytes, or the stream ended.
     """
-    text = (await read_frame(read_some, max_bytes=MAX_REASON_BYTES)).decode(
-        "utf-8", errors="replace"
-    )
+    return spoken(await read_frame(read_some, max_bytes=MAX_REASON_BYTES))
+
+
+def spoken(reason: bytes) -> str:
+    """Make a stranger's reason safe to show: printable characters only."""
+    text = reason.decode("utf-8", errors="replace")
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

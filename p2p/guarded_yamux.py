@@ -19,6 +19,7 @@ from libp2p.stream_muxer.yamux import yamux
 from p2p.conduct import Misdeed
 from p2p.contain import contain
 from p2p.frame_session import FrameSession
+from p2p.quick_lock import take
 from p2p.tcp_stream import tcp_stream_of
 
 MAX_UNREAD_BYTES: Final = 16 << 20  # of one connection; four blob chunks in flight are 4 MiB
@@ -108,7 +109,7 @@ class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
             self._defer(data)
             return
         await self._write_now(data)
-        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint_if_cancelled()  # others had their turn as it was sent
 
     def _may_defer(self, data: bytes) -> bool:
         is_full = len(self._deferred) >= MAX_DEFERRED_FRAMES
@@ -140,10 +141,13 @@ class GuardedYamux(yamux.Yamux):  # type: ignore[misc] # libp2p is untyped
             self._is_writing_deferred = False
 
     async def _write_now(self, data: bytes) -> None:
-        async with self._write_lock:
+        await take(self._write_lock)
+        try:
             with trio.move_on_after(WRITE_DEADLINE_S) as scope:
                 scope.shield = True
                 await self.secured_conn.write(data)
+        finally:
+            self._write_lock.release()
         if scope.cancelled_caught:
             tcp_stream_of(self).abort()
             raise ConnectionClosedError(

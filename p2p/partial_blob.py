@@ -56,15 +56,21 @@ class PartialBlob:
         chunk = os.read(self._descriptor, chunk_size_bytes(self.size_bytes, index))
         return chunk_hash(chunk) == self.hashes[index]
 
-    def write_chunk(self, index: int, chunk: bytes | bytearray) -> None:
-        """Verify one chunk and write it.
+    def verify_chunk(self, index: int, chunk: bytes | bytearray) -> None:
+        """Check that a chunk is what the manifest promises. Cost: 0.1 ms for 1 MiB.
 
         Raises:
-            BlobCorruptError: It does not hash to what the manifest promises; nothing was written.
-            OSError: ENOSPC where the disk is full.
+            BlobCorruptError: It is not.
         """
         if not 0 <= index < len(self.hashes) or chunk_hash(chunk) != self.hashes[index]:
             raise BlobCorruptError(f"a chunk is not number {index} of {self.file.stem}")
+
+    def write_chunk(self, index: int, chunk: bytes | bytearray) -> None:
+        """Write one chunk, which the caller has verified.
+
+        Raises:
+            OSError: ENOSPC where the disk is full.
+        """
         os.lseek(self._descriptor, index * CHUNK_BYTES, os.SEEK_SET)
         view = memoryview(chunk)
         while view:

@@ -16,6 +16,7 @@ from libp2p.io.trio import TrioTCPStream
 
 from p2p.admission import Ticket
 from p2p.flow import Flow
+from p2p.quick_lock import take
 
 SOCKET_READ_BYTES: Final = 256 << 10
 BUSY_BUFFER_BYTES: Final = SOCKET_READ_BYTES + (66 << 10)  # and a message that is not whole yet
@@ -139,19 +140,19 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
         return min(most, len(self._buffer) - unread)
 
     async def _receive_into(self, start: int, room: int) -> int:
-        async with self.read_lock:
-            try:
-                with memoryview(self._buffer) as view, view[start : start + room] as piece:
-                    num_bytes: int = await self.stream.socket.recv_into(piece)
-                    return num_bytes
-            except trio.ClosedResourceError:  # by us
+        await take(self.read_lock)
+        try:
+            with memoryview(self._buffer) as view, view[start : start + room] as piece:
+                num_bytes: int = await self.stream.socket.recv_into(piece)
+                return num_bytes
+        except trio.ClosedResourceError:  # by us
+            return 0
+        except OSError as error:
+            if not self.is_open:
                 return 0
-            except OSError as error:
-                if not self.is_open:
-                    return 0
-                raise ConnectionClosedError(
-                    f"TCP connection reset by remote peer: {error}", transport="tcp"
-                ) from error
+            raise _reset(error) from error
+        finally:
+            self.read_lock.release()
 
     def _max_piece_bytes(self) -> int:
         if self._flow is not None:
@@ -163,8 +164,16 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
         return HANDSHAKE_READ_BYTES
 
     async def write(self, data: bytes) -> None:
-        """Write all of `data`."""
-        await super().write(data)
+        """Write all of `data`; nothing where we have closed the socket."""
+        await take(self.write_lock)
+        try:
+            await self.stream.send_all(data)
+        except trio.BrokenResourceError as error:
+            raise _reset(error) from error
+        except trio.ClosedResourceError:  # by us; what is above ends for the same reason
+            return
+        finally:
+            self.write_lock.release()
         self.num_bytes_sent += len(data)
         if self._flow is not None:
             self._flow.note_written(len(data))
@@ -192,6 +201,10 @@ class GuardedTcpStream(TrioTCPStream):  # type: ignore[misc] # libp2p is untyped
     def abort(self) -> None:
         """Close the socket at once; whoever reads or writes it wakes up. Nothing is awaited."""
         self.stream.socket.close()
+
+
+def _reset(error: Exception) -> ConnectionClosedError:
+    return ConnectionClosedError(f"TCP connection reset by remote peer: {error}", transport="tcp")
 
 
 def tcp_stream_of(muxed_conn: IMuxedConn) -> GuardedTcpStream:

@@ -23,6 +23,7 @@ from p2p.blobstore import (
     is_blob_id,
 )
 from p2p.errors import BlobCorruptError, BlobStoreFullError, BlobUnavailableError
+from p2p.partial_blob import PartialBlob
 
 SIZES = (0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 7)
 
@@ -30,6 +31,12 @@ SIZES = (0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 
 def bytes_of(size_bytes: int) -> bytes:
     """Make bytes of which no two chunks are alike."""
     return blake3(b"test").digest(length=size_bytes)
+
+
+def keep_chunk(store: BlobStore, partial: PartialBlob, index: int, chunk: bytes) -> None:
+    """Do what a download does with a chunk."""
+    partial.verify_chunk(index, chunk)
+    store.write_partial_chunks(partial, {index: chunk})
 
 
 class PowerCut(BaseException):
@@ -261,9 +268,9 @@ def test_a_download_resumes_with_what_verifies(tmp_path: Path) -> None:
     partial = store.open_partial(blob_id, len(data), hashes)
     assert partial.missing == {0, 1, 2, 3}
     for index in (1, 3):
-        store.write_partial_chunk(partial, index, source.read_chunk(blob_id, index))
+        keep_chunk(store, partial, index, source.read_chunk(blob_id, index))
     with pytest.raises(BlobCorruptError):
-        store.write_partial_chunk(partial, 0, source.read_chunk(blob_id, 2))
+        keep_chunk(store, partial, 0, source.read_chunk(blob_id, 2))
     with pytest.raises(ValueError, match="lacks 2"):
         store.finish_partial(blob_id, partial)
     partial.close()  # as a kill would
@@ -277,7 +284,7 @@ def test_a_download_resumes_with_what_verifies(tmp_path: Path) -> None:
     assert resumed is not None
     assert resumed.missing == {0, 1, 2}
     for index in sorted(resumed.missing):
-        store.write_partial_chunk(resumed, index, source.read_chunk(blob_id, index))
+        keep_chunk(store, resumed, index, source.read_chunk(blob_id, index))
     store.finish_partial(blob_id, resumed)
     assert store.verify(blob_id)
     assert sorted(os.listdir(store.directory)) == [blob_id, f"{blob_id}.hashes"]
@@ -307,7 +314,7 @@ def test_a_download_on_a_full_disk_is_typed(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(BlobStoreFullError):
-            store.write_partial_chunk(partial, 0, b"x")
+            store.write_partial_chunks(partial, {0: b"x"})
     assert partial.missing == {0}
     partial.close()
     assert not store.has(blob_id)
@@ -350,8 +357,7 @@ def test_a_chunk_that_comes_takes_the_memory_of_what_is_settled(
     monkeypatch.setattr(page_cache, "forget_cached", lambda *piece: dropped.append(piece))
     store.settled.add([store.file_of(settled), tmp_path / "gone"])
     assert dropped == []
-    for index in range(2):
-        store.write_partial_chunk(partial, index, data[:CHUNK_BYTES])
+    store.write_partial_chunks(partial, dict.fromkeys(range(2), data[:CHUNK_BYTES]))
     partial.close()
     file = store.file_of(settled)
     assert dropped == [(file, 0, CHUNK_BYTES), (file, CHUNK_BYTES, CHUNK_BYTES + 5)]

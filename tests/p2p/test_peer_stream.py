@@ -74,7 +74,7 @@ def written(window: int, num_bytes: int, **facts: Any) -> FakeStream:
 
 def test_what_fits_the_window_goes_in_batches_of_whole_frames() -> None:
     stream = written(16 << 20, BATCH_BYTES + 2 * WRITE_BYTES + 5)
-    assert stream.conn.writes == [[WRITE_BYTES] * 4, [WRITE_BYTES, WRITE_BYTES, 5]]
+    assert stream.conn.writes == [[WRITE_BYTES] * 6, [WRITE_BYTES, WRITE_BYTES, 5]]
     assert stream.plain_writes == []
     assert stream.send_window == (16 << 20) - (BATCH_BYTES + 2 * WRITE_BYTES + 5)
 
