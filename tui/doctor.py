@@ -100,7 +100,7 @@ def _ask_agent(
     locations: Locations, areas: tuple[Area, ...]
 ) -> tuple[AgentFacts | None, list[Check]]:
     """Return what the agent says, if one runs; and what is wrong with it, if something is."""
-    if not {"idle", "network", "clock"}.intersection(areas):
+    if not {"idle", "network", "disk", "clock"}.intersection(areas):
         return None, []
     try:
         with ControlClient(locations.control_socket, deadline_s=DEADLINE_S) as client:

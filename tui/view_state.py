@@ -23,6 +23,7 @@ from tui.wording import (
     format_rate,
     format_stopwatch,
     format_tokens,
+    format_train_loss,
     format_utc,
     short_id,
 )
@@ -196,8 +197,8 @@ def speed_rows(status: Status) -> tuple[Row, ...]:
     is_resting = status.state in ("paused", "waiting", "stopped") and status.trainer_pid is None
     own = "none while it rests" if is_resting else format_rate(status.tokens_per_s)
     return (
-        ("Held-out loss", format_loss(status.held_out_loss, status.held_out_stderr)),
-        ("Train loss", format_loss(status.train_loss)),
+        ("Held-out loss", format_loss(status.held_out_loss, status.held_out_stderr, "nats/byte")),
+        ("Train loss", format_train_loss(status.train_loss, status.bytes_per_token)),
         ("This machine", own),
         ("Swarm", f"{format_rate(status.swarm_tokens_per_s)}, {peers_phrase(status.num_peers)}"),
     )
@@ -348,6 +349,7 @@ def status_lines(status: Status, now: datetime) -> tuple[str, ...]:
         ("Next start", pause_words.next_start(status, now)),
         ("Network", held if is_other else ""),
         ("Data", _data_text(status)),
+        ("Left out", clean(status.data_note)),
         ("Memory", clean(status.memory_note)),
         ("Excluded", _excluded_text(status)),
         ("A pause now", pause_words.cost_sentence(status) if _may_pause(status) else ""),

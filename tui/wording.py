@@ -57,11 +57,19 @@ def format_bytes(num_bytes: int) -> str:
     return f"{format_scaled(num_bytes)}B" if num_bytes >= 1000 else f"{num_bytes} B"
 
 
-def format_loss(loss: float | None, stderr: float | None = None) -> str:
-    """Return a loss in nats with four decimals, and how sure it is where that is known."""
+def format_loss(loss: float | None, stderr: float | None = None, unit: str = "") -> str:
+    """Return a loss with four decimals, and how sure it is where that is known."""
     if loss is None or not math.isfinite(loss):
         return NOT_YET
-    return f"{loss:.4f}" if not stderr else f"{loss:.4f} \N{PLUS-MINUS SIGN} {stderr:.4f}"
+    sure = f" \N{PLUS-MINUS SIGN} {stderr:.4f}" if stderr else ""
+    return f"{loss:.4f}{sure} {unit}".rstrip()
+
+
+def format_train_loss(nats_per_token: float | None, bytes_per_token: float | None) -> str:
+    """Return a training loss in the unit of the held-out loss, as soon as that can be known."""
+    if nats_per_token is None or not bytes_per_token:
+        return format_loss(nats_per_token, unit="nats/token")
+    return format_loss(nats_per_token / bytes_per_token, unit="nats/byte")
 
 
 def format_duration(duration_s: float | None) -> str:

@@ -28,7 +28,7 @@ class ListedWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildGenesis(Message, frozen=True, kw_only=True, tag="build_genesis"):
-    """Make the state of round 0 (answer: StateBuilt, or Failed if the spec's hash differs)."""
+    """Make the state of round 0, or look through a given one (StateBuilt; Failed if it differs)."""
 
     request_id: int
 
@@ -135,6 +135,8 @@ class StateEvaluated(Message, frozen=True, kw_only=True, tag="state_evaluated"):
     loss_stderr: float
     """Its standard error over the windows."""
     num_windows: int
+    bytes_per_token: float | None = None
+    """Bytes of text that a token of them covers."""
 
 
 class StateVerified(Message, frozen=True, kw_only=True, tag="state_verified"):

@@ -63,6 +63,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     held_out_windows: int | None = None
     """How many those are."""
     train_loss: float | None = None
+    """Nats per token."""
+    bytes_per_token: float | None = None
+    """Of the held-out text; None: not measured yet."""
     tokens_per_s: float = 0.0
     num_peers: int = 0
     peer_id: str = ""
@@ -112,6 +115,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the agent begins anew in its own place: it is back within seconds, by itself."""
     memory_note: str = ""
     """Why nothing is done about the agent's own memory, which is above its limit; mostly empty."""
+    data_note: str = ""
+    """What of the run's data is left out on this machine, and what mends that; mostly empty."""
     is_online: bool = True
     """False where the month's data budget is used up: then there are no connections."""
     protocol: str = ""

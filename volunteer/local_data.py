@@ -13,6 +13,8 @@ import msgspec
 from volunteer.files import replace_file
 
 FILE_NAME = "local_data.json"
+SET_PRIVATE_DATA = "allmende config set private_data ~/FOLDER"
+"""What gives `private:` a meaning, from the agent's next start on."""
 DEFAULT_CACHE_BYTES = 16 * 1024**3
 
 

@@ -45,6 +45,7 @@ def make_status(**changes: Any) -> Status:
         tip="c12",
         held_out_loss=1.4023,
         train_loss=1.3871,
+        bytes_per_token=1.0,
         tokens_per_s=12_340.0,
         num_peers=3,
         peer_id="12D3KooWQYzAbCdEfGhJkLmNpQrStUvWxYz1234567890abcdefg",

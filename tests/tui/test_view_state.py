@@ -140,11 +140,31 @@ def test_round_progress(
 
 def test_speed_and_loss() -> None:
     assert view_state.speed_rows(make_status(num_peers=1)) == (
-        ("Held-out loss", "1.4023"),
-        ("Train loss", "1.3871"),
+        ("Held-out loss", "1.4023 nats/byte"),
+        ("Train loss", "1.3871 nats/byte"),
         ("This machine", "12.3k tokens/s"),
         ("Swarm", "45.1k tokens/s, 1 peer"),
     )
+
+
+def test_both_losses_are_in_one_unit_as_soon_as_that_can_be_known() -> None:
+    known = make_status(held_out_loss=1.25, held_out_stderr=0.01, train_loss=6.0)
+    wordy = msgspec.structs.replace(known, bytes_per_token=4.0)
+    assert view_state.speed_rows(wordy)[:2] == (
+        ("Held-out loss", "1.2500 \N{PLUS-MINUS SIGN} 0.0100 nats/byte"),
+        ("Train loss", "1.5000 nats/byte"),
+    )
+    young = msgspec.structs.replace(known, held_out_loss=None, bytes_per_token=None)
+    assert view_state.speed_rows(young)[:2] == (
+        ("Held-out loss", NOT_YET),
+        ("Train loss", "6.0000 nats/token"),
+    )
+
+
+def test_what_of_the_data_is_left_out_is_told() -> None:
+    lines = view_state.status_lines(make_status(data_note="No folder is set."), NOW)
+    assert "  Left out       No folder is set." in lines
+    assert not any("Left out" in line for line in view_state.status_lines(make_status(), NOW))
 
 
 def test_what_is_not_known_is_not_yet() -> None:

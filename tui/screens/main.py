@@ -116,7 +116,8 @@ class MainScreen(Screen[None]):
     def _now_text(self, status: Status, now: datetime) -> str:
         start = pause_words.next_start(status, now)
         said = f"Next possible start: {start}." if start else ""
-        return " ".join(filter(None, (view_state.activity(status), said)))
+        left_out = clean(status.data_note)
+        return " ".join(filter(None, (view_state.activity(status), said, left_out)))
 
     def _title(self, current: str, now: datetime) -> Content:
         """Return the first line: name, run, tabs, and the age of what is shown."""

@@ -31,6 +31,7 @@ from volunteer.agent.network_memory import (
 )
 from volunteer.agent.parts import Ground, Parts, heartbeat_of, join_network, make_parts
 from volunteer.agent.policy_task import PolicyTask
+from volunteer.agent.private_folder import PrivateFolder
 from volunteer.agent.record_log import RecordLog
 from volunteer.agent.run_data import fetch_tokenizer
 from volunteer.agent.sampling import Sampler
@@ -52,8 +53,8 @@ from volunteer.program import program_name
 from volunteer.rounds.records import DENSE_MODULE
 from volunteer.rounds.turn import Timing
 from volunteer.run import RunSpec
-from volunteer.stats.ledger import Ledger
 from volunteer.run_limits import verify_limits
+from volunteer.stats.ledger import Ledger
 
 log = logging.getLogger(__name__)
 TELL_ALL_S = WATCH_EVERY_S + 0.2
@@ -72,10 +73,10 @@ class Agent:
     spec: RunSpec
     is_idle_ignored: bool
     num_cores: int
-    handover: Handover = field(default_factory=Handover)
-    """What the program before has left, and what is left to the next one."""
     is_owners_start: bool = False
     """Whether the owner has just started it; not where the system did, or it begins anew."""
+    handover: Handover = field(default_factory=Handover)
+    """What the program before has left, and what is left to the next one."""
 
     async def run(self) -> None:
         """Run until told to stop, by the control socket or a signal.
@@ -120,7 +121,9 @@ class Agent:
         budget = DataBudget(swarm, traffic, parts.keeper, ledger)
         policy.read_data = budget.use
         watch = self._memory_watch(stopping)
+        private = PrivateFolder(self.spec, self.config.private_data)
         source = self._status_source(parts, swarm, policy, traffic, watch)
+        source.data_note = lambda: private.note
         await parts.driver.load()
         await budget.load()
         await self._load_totals(parts, ledger)
@@ -137,7 +140,7 @@ class Agent:
                 self.handover,
             )
             nursery.start_soon(budget.run, lambda: policy.wishes.monthly_data_budget_bytes)
-            for task in (traffic.run, watch.run, policy.run):
+            for task in (traffic.run, watch.run, policy.run, private.run):
                 nursery.start_soon(task)
             self._start_parts(nursery, parts, source, clock)
             nursery.start_soon(_stop_on_signal, end)
@@ -158,11 +161,11 @@ class Agent:
             aggregator=parts.aggregator,
             keeper=parts.keeper,
             is_idle_ignored=self.is_idle_ignored,
+            is_owners_start=self.is_owners_start,
             gate=files.gate,
             on_finished=functools.partial(self._end, stopping),
             spare_disk=lambda is_short: files.spare_disk(parts.machine, is_short=is_short),
         )
-            is_owners_start=self.is_owners_start,
 
     def _status_source(
         self,

@@ -59,5 +59,6 @@ def agent_facts(
         num_known_peers=statistics.num_known_peers,
         num_banned=statistics.num_banned,
         differing_peers=dict(versions),
+        data_note=source.data_note(),
         host_restarts=statistics.host_restarts,
     )

@@ -105,6 +105,8 @@ class StatusSource:
     """Whether the agent begins anew in its own place."""
     memory_note: Callable[[], str] = lambda: ""
     """Says what is not done about too much memory."""
+    data_note: Callable[[], str] = lambda: ""
+    """Says what of the run's data is left out here."""
 
     def state(self) -> tuple[str, str, str]:
         """Return (state, reason, what ends it)."""
@@ -216,6 +218,7 @@ class StatusSource:
             held_out_loss=held_out.held_out_loss if held_out else None,
             held_out_stderr=held_out.loss_stderr if held_out else None,
             held_out_windows=held_out.num_windows if held_out else None,
+            bytes_per_token=self._bytes_per_token(),
             train_loss=view.loss,
             tokens_per_s=view.tokens_per_s,
             num_peers=len(self.swarm.peers()),
@@ -242,6 +245,7 @@ class StatusSource:
             is_online=self.swarm.is_online,
             is_restarting=self.handover.is_wanted,
             memory_note=self.memory_note(),
+            data_note=self.data_note(),
             protocol="{}.{}".format(*self.swarm.protocol),
             differing_peers=self._differing_peers(),
             release=self.policy.release,
@@ -252,6 +256,12 @@ class StatusSource:
             excluded_until_round=facts.strikes.last_excluded(machine.me, facts.height + 1),
             alarm="" if machine.alarm is None else f"final {machine.alarm[0]} was contradicted",
         )
+
+    def _bytes_per_token(self) -> float | None:
+        if self.spec.data.tokenizer == "bytes":
+            return 1.0
+        held_out = self.driver.held_out
+        return held_out.bytes_per_token if held_out else None
 
     def _differing_peers(self) -> dict[str, int]:
         versions = self.swarm.differing_peers().values()

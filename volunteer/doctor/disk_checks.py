@@ -14,6 +14,8 @@ from pathlib import Path
 
 from volunteer.config import Config
 from volunteer.doctor.check import Check, Level, LookError, quoted, within
+from volunteer.doctor.facts import AgentFacts
+from volunteer.local_data import SET_PRIVATE_DATA
 from volunteer.locations import Locations
 from volunteer.policy.sensors.disk import read_free_bytes
 
@@ -26,9 +28,14 @@ _MAX_FILES = 200_000
 """That are counted; so many take some seconds."""
 
 
-def disk_checks(config: Config, locations: Locations) -> list[Check]:
-    """Return every check of the disk."""
+def disk_checks(
+    config: Config, locations: Locations, agent: AgentFacts | None = None
+) -> list[Check]:
+    """Return every check of the disk; `agent` says what of its run's data is left out."""
     checks = [_contained("room", lambda: _room(config, locations))]
+    if agent is not None and agent.data_note:
+        level: Level = "wrong" if config.private_data else "note"
+        checks.append(_check(level, "private data", "-", agent.data_note, SET_PRIVATE_DATA))
     if not locations.data_dir.exists():
         text = "nothing is stored yet; the folder is made at the first start"
         return [*checks, _check("well", "data", str(locations.data_dir), text)]

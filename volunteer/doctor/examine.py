@@ -59,7 +59,7 @@ def examine(area: Area, patient: Patient) -> list[Check]:
         is_silent = patient.is_agent_silent
         return network_checks(facts, patient.agent, patient.config, is_agent_silent=is_silent)
     if area == "disk":
-        return disk_checks(patient.config, patient.locations)
+        return disk_checks(patient.config, patient.locations, patient.agent)
     if area == "terminal":
         return terminal_checks(read_terminal(patient.environ))
     now = datetime.now().astimezone()

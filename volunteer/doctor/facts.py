@@ -53,4 +53,6 @@ class AgentFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_banned: int = 0
     differing_peers: dict[str, int] = msgspec.field(default_factory=dict)
     """As in `Status`."""
+    data_note: str = ""
+    """As in `Status`."""
     host_restarts: int = 0

@@ -216,6 +216,7 @@ class Aggregator:
             held_out_loss=found.nats_per_byte,
             loss_stderr=found.stderr,
             num_windows=found.num_windows,
+            bytes_per_token=found.bytes_per_token,
         )
 
     def _score(self, command: ScoreContributions) -> ContributionsScored:

@@ -44,6 +44,8 @@ class Evaluation:
     stderr: float
     """Standard error of it over the windows; 0 with a single one."""
     num_windows: int
+    bytes_per_token: float
+    """Bytes of text that a target covers."""
 
 
 def held_out_loss(spec: RunSpec, weights_P: Tensor) -> float:
@@ -105,7 +107,7 @@ def evaluate(
             nats += nats_of_windows(weights, batch_BT1, spec.model)
             if should_stop():
                 break
-    return _estimate(nats, [int(length) for length in lengths[order][: len(nats)]])
+    return _estimate(nats, [int(length) for length in lengths[order][: len(nats)]], context)
 
 
 def spread_order(num: int) -> list[int]:
@@ -121,7 +123,7 @@ def nats_of_windows(weights: Weights, batch_BT1: Tensor, model: ModelSpec) -> li
     return [float(window) for window in nats_BT.double().sum(dim=1)]
 
 
-def _estimate(nats: list[float], lengths: list[int]) -> Evaluation:
+def _estimate(nats: list[float], lengths: list[int], context_tokens: int) -> Evaluation:
     num, num_bytes = len(nats), max(1, sum(lengths))
     mean = math.fsum(nats) / num_bytes
     if not math.isfinite(mean):
@@ -129,4 +131,9 @@ def _estimate(nats: list[float], lengths: list[int]) -> Evaluation:
     # Of a ratio of sums: how far each window is from what the ratio says of it.
     squares = math.fsum((n - mean * b) ** 2 for n, b in zip(nats, lengths, strict=True))
     stderr = math.sqrt(squares * num / (num - 1)) / num_bytes if num > 1 else 0.0
-    return Evaluation(nats_per_byte=mean, stderr=stderr, num_windows=num)
+    return Evaluation(
+        nats_per_byte=mean,
+        stderr=stderr,
+        num_windows=num,
+        bytes_per_token=num_bytes / (num * context_tokens),
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from volunteer.errors import TrainerError
 from volunteer.messages import EvaluateState, StateEvaluated
 from volunteer.training import evaluation
 from volunteer.training.aggregator import Aggregator
-from volunteer.training.data import held_out_windows, load_corpus
+from volunteer.training.data import Corpus, held_out_windows, load_corpus
 from volunteer.training.evaluation import evaluate, held_out_loss, spread_order
 from volunteer.training.genesis import genesis_slices
 from volunteer.training.layout import num_parameters
@@ -64,6 +66,18 @@ def test_a_machine_without_time_measures_a_beginning_that_is_spread_over_all() -
     assert part.nats_per_byte != whole.nats_per_byte
     assert abs(part.nats_per_byte - whole.nats_per_byte) < 4 * part.stderr
     assert 1.4 < part.stderr / whole.stderr < 2.8  # a quarter of the windows, drawn otherwise
+
+
+def test_the_bytes_of_a_token_are_measured_with_the_loss() -> None:
+    weights_P, corpus = tiny_weights_P(SPEC), load_corpus(SPEC.data)
+    assert evaluate(SPEC, weights_P, corpus).bytes_per_token == 1.0
+    wordy = [
+        dataclasses.replace(text, held_out_bytes=np.full(len(text.held_out), 4, dtype=np.uint16))
+        for text in corpus.texts
+    ]
+    found = evaluate(SPEC, weights_P, Corpus(tuple(wordy)))
+    assert found.bytes_per_token == 4.0
+    assert found.nats_per_byte * 4.0 == pytest.approx(held_out_loss(SPEC, weights_P))
 
 
 @pytest.mark.parametrize("num", [1, 2, 5, 64, 100])

@@ -34,6 +34,12 @@ def files_of_glob(pattern: str) -> list[Path]:
     return _chosen(Path(name) for name in found)
 
 
+def has_text(folder: Path) -> bool:
+    """Tell whether there is any file of a known kind below `folder`."""
+    names = (name for _, _, names in os.walk(folder) for name in names)
+    return any(os.path.splitext(name)[1].lower() in SUFFIXES for name in names)
+
+
 def files_of_folder(folder: Path) -> list[Path]:
     """Return the files of known kinds below `folder`, in order, but no links out of it."""
     inside = folder.resolve()
