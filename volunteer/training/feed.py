@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from volunteer.errors import DataUnavailableError
+from volunteer.errors import DataUnavailableError, RunSpecError
 from volunteer.files import replace_file
 from volunteer.run import RunSpec
 from volunteer.training.data import Corpus, Tokens, training_windows
@@ -134,7 +134,8 @@ class Feed:
             Shape (B, T1); None if told to stop while it waited.
 
         Raises:
-            RunSpecError: no text is long enough for a window.
+            RunSpecError: no text is long enough for a window, or the tokenizer fails at most texts
+                of a stream.
             DataUnavailableError: a stream gives nothing, and nothing can stand in for it.
         """
         if not self._streams:
@@ -178,8 +179,11 @@ class Feed:
         return [source if source < num_streams else None for source in sources]
 
     def _take(self, stream: int, timeout_s: float) -> Tokens | None:
-        window = self._ahead[stream].take(timeout_s)
+        ahead = self._ahead[stream]
+        window = ahead.take(timeout_s)
         if window is None:
+            if ahead.failure is not None:
+                raise RunSpecError(str(ahead.failure)) from ahead.failure
             return None
         self._positions[stream] = window.position
         return window.tokens

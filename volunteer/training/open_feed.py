@@ -101,12 +101,14 @@ def _open_stream(
             pieces_from,
             tokenizer,
             max_bytes=_HELD_OUT_MAX_BYTES,
+            name=source.text,
         )
 
     reader = WindowReader(
         dataset,
         tokenizer,
         key=f"{spec.run_id}/{peer_seed.hex()}/{number}",
+        name=source.text,
         fraction=fraction,
         context_tokens=spec.model.context_tokens,
     )

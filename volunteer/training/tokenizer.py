@@ -30,6 +30,11 @@ MAX_GROWTH = 1024
 _MAX_TOKEN_BYTES = 2**16 - 1
 _INSTALL = "pipx inject allmende tokenizers"
 
+
+class UnreadableTextError(DataUnavailableError):
+    """The run's tokenizer cannot read a text, and never will."""
+
+
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 """uint8 where tokens are bytes; else uint16 or uint32, as the vocabulary needs."""
 
@@ -55,7 +60,7 @@ class Tokenizer(Protocol):
         """Return the tokens of `text`; what is not UTF-8 in it is replaced or kept.
 
         Raises:
-            DataUnavailableError: this text cannot be read.
+            UnreadableTextError: this text cannot be read.
         """
         ...
 
@@ -110,10 +115,10 @@ class JsonTokenizer:
         """Return the tokens, without special ones at the ends.
 
         Raises:
-            DataUnavailableError: the tokenizer has no tokens for this text, or fails at it.
+            UnreadableTextError: the tokenizer has no tokens for this text, or fails at it.
         """
         decoded = text.decode("utf-8", errors="replace")
-        with _failing_as(DataUnavailableError, "the run's tokenizer cannot read a text"):
+        with _failing_as(UnreadableTextError, "the run's tokenizer cannot read a text"):
             encoding = self._library.encode(decoded, add_special_tokens=False)
         tokens = np.array(encoding.ids, dtype=self.dtype)
         ends = np.array([end for _, end in encoding.offsets], dtype=np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 from tests.volunteer.training.texts import documents
 from volunteer.errors import DataUnavailableError, StorageFullError
 from volunteer.training.sources.documents import SEPARATOR, is_held_out
+from volunteer.training.sources.skipping import TOLD
 from volunteer.training.sources.stream import (
     StreamAhead,
     StreamPosition,
@@ -20,7 +22,12 @@ from volunteer.training.sources.stream import (
     WindowReader,
     held_out_pieces,
 )
-from volunteer.training.tokenizer import BytesTokenizer
+from volunteer.training.tokenizer import (
+    BytesTokenizer,
+    EncodedText,
+    Tokenizer,
+    UnreadableTextError,
+)
 
 CONTEXT = 16
 
@@ -51,9 +58,26 @@ class ListDataset:
         pass
 
 
-def reader_of(dataset: ListDataset, key: str = "me", fraction: float = 0.2) -> WindowReader:
+class FailingTokenizer(BytesTokenizer):
+    """Fails at texts that have a certain word in them."""
+
+    def __init__(self, word: bytes) -> None:
+        self.word = word
+
+    def encode(self, text: bytes) -> EncodedText:
+        if self.word in text:
+            raise UnreadableTextError("no tokens for this")
+        return super().encode(text)
+
+
+BYTES = BytesTokenizer()
+
+
+def reader_of(
+    dataset: ListDataset, key: str = "me", fraction: float = 0.2, tokenizer: Tokenizer = BYTES
+) -> WindowReader:
     return WindowReader(
-        dataset, BytesTokenizer(), key=key, fraction=fraction, context_tokens=CONTEXT
+        dataset, tokenizer, key=key, name="hf:a/b", fraction=fraction, context_tokens=CONTEXT
     )
 
 
@@ -91,6 +115,34 @@ def test_reading_goes_on_at_every_position_exactly(num_bytes: int) -> None:
         for window, due in zip(again, whole[i + 1 :], strict=False):
             assert np.array_equal(window.tokens, due.tokens)
             assert window.position == due.position
+
+
+def test_a_document_that_the_tokenizer_fails_at_is_skipped_and_told_once_or_twice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    texts = [
+        f"document {i}, which goes on for a while {'BAD' if i % 9 == 4 else ''}" for i in range(90)
+    ]
+    reader = reader_of(ListDataset([texts]), fraction=1e-9, tokenizer=FailingTokenizer(b"BAD"))
+    windows = take(reader, 200, BEGIN)
+    text = b"".join(window.tokens.tobytes()[1:] for window in windows)
+    assert b"BAD" not in text
+    assert all(f"document {i},".encode() in text for i in range(1, 50) if i % 9 != 4)
+    told = [record for record in caplog.records if "left out" in record.message]
+    assert len(told) == 5 == TOLD
+    again = take(reader, 10, windows[99].position)
+    assert [w.tokens.tobytes() for w in again] == [w.tokens.tobytes() for w in windows[100:110]]
+
+
+def test_a_tokenizer_that_fails_at_most_documents_ends_the_stream_with_the_reason() -> None:
+    reader = reader_of(ListDataset(shards(1, 30)), tokenizer=FailingTokenizer(b": "))
+    with pytest.raises(UnreadableTextError, match=r"hf:a/b: \d+ of the last \d+ texts cannot"):
+        take(reader, 500, BEGIN)
+    ahead = StreamAhead("hf:a/b", reader, lambda: None, BEGIN, num_ahead=1)
+    deadline = time.monotonic() + 20.0
+    while ahead.failure is None and time.monotonic() < deadline:
+        ahead.take(0.01)
+    assert "no tokens for this" in str(ahead.failure)
 
 
 def test_volunteers_begin_at_files_and_documents_of_their_own() -> None:
@@ -200,7 +252,7 @@ def test_it_reads_no_further_ahead_than_told() -> None:
                 reached.append(1)
                 yield window
 
-    reader = Watched(dataset, BytesTokenizer(), key="", fraction=0.2, context_tokens=CONTEXT)
+    reader = Watched(dataset, BYTES, key="", name="hf:x", fraction=0.2, context_tokens=CONTEXT)
     ahead = StreamAhead("hf:x", reader, lambda: None, BEGIN, num_ahead=5)
     for _ in range(10):
         assert ahead.take(10.0) is not None

@@ -195,7 +195,8 @@ class _Preparation:
                 yield piece
 
         room = self._local.cache_max_bytes - self._used_bytes
-        entry = self._cache.build(key, told, self._tokenizer, max_bytes=room)
+        name = source.text if source.is_public else ""
+        entry = self._cache.build(key, told, self._tokenizer, max_bytes=room, name=name)
         self._used_bytes += entry.num_bytes
         if entry.is_cut and source.is_public:
             _log.warning("%s: no room for all of it (`data_cache_max_bytes`)", source.text)

@@ -26,7 +26,8 @@ from blake3 import blake3
 
 from volunteer.errors import DataUnavailableError, VolunteerError
 from volunteer.training.sources.documents import SEPARATOR, Piece, is_held_out
-from volunteer.training.tokenizer import Tokenizer, Tokens
+from volunteer.training.sources.skipping import SkippingTokenizer
+from volunteer.training.tokenizer import Tokenizer, Tokens, UnreadableTextError
 
 _START_CONTEXT = b"allmende/stream-start/1\x00"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -104,6 +105,7 @@ class WindowReader:
         tokenizer: Tokenizer,
         *,
         key: str,
+        name: str,
         fraction: float,
         context_tokens: int,
     ) -> None:
@@ -113,11 +115,13 @@ class WindowReader:
             dataset: the stream.
             tokenizer: makes tokens of it.
             key: of run and volunteer; says where they begin.
+            name: of the source, for the log.
             fraction: of the documents that are held out.
             context_tokens: of the model.
         """
         self._dataset = dataset
-        self._tokenizer = tokenizer
+        self._tokenizer = SkippingTokenizer(tokenizer, name)
+        self._dtype = tokenizer.dtype
         self._key = key
         self._fraction = fraction
         self._window = context_tokens + 1
@@ -127,15 +131,19 @@ class WindowReader:
 
         Raises:
             DataUnavailableError: the stream cannot be read, or has no document to train on.
+            UnreadableTextError: most of its documents are nothing for the tokenizer.
         """
-        buffer = np.empty(0, dtype=self._tokenizer.dtype)
+        buffer = np.empty(0, dtype=self._dtype)
         # Where each document lies in the buffer: the index that its first token would have.
         starts: list[tuple[int, StreamPosition]] = []
         skipped = position.token
         for place, text in self._documents(position):
-            tokens = self._tokenizer.encode(text).tokens
+            encoded = self._tokenizer.encode(text)
+            if encoded is None:
+                skipped = 0
+                continue
             starts.append((len(buffer) - skipped, place))
-            buffer = np.concatenate((buffer, tokens[skipped:]))
+            buffer = np.concatenate((buffer, encoded.tokens[skipped:]))
             skipped = 0
             while len(buffer) >= self._window:
                 window, buffer = buffer[: self._window], buffer[self._window - 1 :]
@@ -197,6 +205,8 @@ class StreamAhead:
         self._stop = threading.Event()
         self.problem = ""
         """Why nothing comes; empty while it does."""
+        self.failure: UnreadableTextError | None = None
+        """Why nothing will come any more."""
         self._thread = threading.Thread(
             target=self._run, args=(position,), name="stream", daemon=True
         )
@@ -227,6 +237,9 @@ class StreamAhead:
                         return
                     position = window.position
                     self.problem, pause_s = "", FIRST_PAUSE_S
+            except UnreadableTextError as error:  # it would fail again, each time
+                self.problem, self.failure = str(error), error
+                return
             except (VolunteerError, OSError) as error:  # a full disk, too, may have room later
                 hint = error.hint if isinstance(error, VolunteerError) else ""
                 self.problem = f"{error} ({hint})" if hint else str(error)

@@ -27,7 +27,8 @@ from blake3 import blake3
 
 from volunteer.files import PRIVATE_FILE_MODE, make_private_dir, replace_file, telling_full_disk
 from volunteer.training.sources.documents import Piece
-from volunteer.training.tokenizer import Tokenizer, Tokens
+from volunteer.training.sources.skipping import SkippingTokenizer
+from volunteer.training.tokenizer import Tokenizer, Tokens, UnreadableTextError
 
 _KEY_CONTEXT = b"allmende/token-cache/1\x00"
 _ENTRY_NAME = "entry.json"
@@ -95,6 +96,7 @@ class TokenCache:
         tokenizer: Tokenizer,
         *,
         max_bytes: int,
+        name: str = "",
     ) -> Entry:
         """Have the tokens of one file, as many as there is room for.
 
@@ -103,9 +105,11 @@ class TokenCache:
             pieces_from: reads the file from a position on.
             tokenizer: makes tokens of it.
             max_bytes: that they may take on the disk.
+            name: of its source, for the log; empty where it is private.
 
         Raises:
             StorageFullError: the disk is full; what was saved stands.
+            UnreadableTextError: the tokenizer fails at most of it; single pieces are left out.
             VolunteerError: the file cannot be read.
             OSError: the same.
         """
@@ -122,7 +126,7 @@ class TokenCache:
                 stack.enter_context(_open_at(folder / name, size))
                 for name, size in zip(_NAMES, begun.file_bytes, strict=True)
             ]
-            return _Build(folder, streams, tokenizer, begun, max_bytes).run(pieces_from)
+            return _Build(folder, streams, tokenizer, begun, max_bytes, name).run(pieces_from)
 
     def open(self, key: str) -> CachedText | None:
         """Memory-map the tokens of one file; None: they are not whole, or were tampered with."""
@@ -167,10 +171,12 @@ class _Build:
         tokenizer: Tokenizer,
         begun: Entry,
         max_bytes: int,
+        name: str,
     ) -> None:
         self._file = folder / _ENTRY_NAME
         self._streams = streams
-        self._tokenizer = tokenizer
+        self._tokenizer = SkippingTokenizer(tokenizer, name)
+        self._dtype = tokenizer.dtype
         self._begun = begun
         self._max_bytes = max_bytes
         self._has_bytes = begun.has_bytes
@@ -186,12 +192,20 @@ class _Build:
             if since_save >= SAVE_EVERY_BYTES:
                 self._save(position, is_whole=False, is_cut=False)
                 since_save = 0
+        if (
+            self._tokenizer.num_skipped
+            and not self._tokenizer.num_read
+            and not self._begun.position
+        ):
+            raise UnreadableTextError("the run's tokenizer cannot read any of it")
         return self._save(position, is_whole=True, is_cut=is_cut)
 
     def _add(self, piece: Piece) -> bool:
-        """Append the tokens of a piece; return whether there was room for them."""
+        """Append the tokens of a piece, if it can be read; return whether there was room."""
         encoded = self._tokenizer.encode(piece.text)
-        tokens = encoded.tokens.astype(self._tokenizer.dtype.newbyteorder("<"), copy=False)
+        if encoded is None:
+            return True
+        tokens = encoded.tokens.astype(self._dtype.newbyteorder("<"), copy=False)
         new_bytes = tokens.nbytes + (2 * len(tokens) if piece.is_held_out else 0)
         if sum(stream.tell() for stream in self._streams) + new_bytes > self._max_bytes:
             return False
@@ -210,7 +224,7 @@ class _Build:
         entry = Entry(
             position=position,
             file_bytes=(training, held_out, lengths),
-            dtype=self._tokenizer.dtype.name,
+            dtype=self._dtype.name,
             has_bytes=self._has_bytes,
             is_whole=is_whole,
             is_cut=is_cut,
