@@ -26,6 +26,7 @@ import trio
 
 from p2p.errors import P2PError
 from p2p.identity import load_or_create_identity
+from volunteer.agent.demo_checks import Hindrance, last_words, verify_can_train
 from volunteer.agent.demo_client import ask
 from volunteer.agent.demo_run import DEFAULT_RUN, choose_demo_run, publish
 from volunteer.agent.verify import DemoCheck, verify_demo
@@ -144,13 +145,21 @@ class Demo:
         return process
 
     async def _train(self, homes: Sequence[Path]) -> list[Status]:
-        """Watch for the time given, then until all stand on one state."""
+        """Watch for the time given, then until all stand on one state.
+
+        Raises:
+            VolunteerError: nobody can train.
+        """
         say(f"training for {self._minutes:g} min; the volunteers' logs are in {self._folder}")
         end_s = time.monotonic() + 60.0 * self._minutes
-        said = 0
+        said, hindrance = 0, Hindrance()
         while time.monotonic() < end_s:
             await trio.sleep(POLL_S)  # noqa: TID251 - a period
             status = await _status(homes[0])
+            if status.state != "contributing" or hindrance.is_told:
+                every = [status, *[await _status(home) for home in homes[1:]]]
+                if trouble := hindrance.look(every, time.monotonic()):
+                    say(trouble)
             for point in await self._history(homes[0]):
                 if point.round_index > said and point.held_out_loss is not None:
                     said = point.round_index
@@ -243,7 +252,8 @@ async def _wait_up(home: Path, process: subprocess.Popen[bytes]) -> Status:
                 return status
         await trio.sleep(POLL_S / 5)  # noqa: TID251 - a period
     log_file = _locations(home).log_dir / "agent.log"
-    raise VolunteerError(f"an agent did not come up: see {log_file}")
+    words = last_words(log_file)
+    raise VolunteerError(f"an agent did not come up: {words}" if words else "no agent came up")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -281,6 +291,7 @@ def _main(argv: Sequence[str] | None) -> NoReturn:
         run_file = Path(options.run)
         beside = run_file.absolute().parent if run_file.is_file() else None
         folder = options.dir.absolute()
+        verify_can_train(spec, beside, folder)
         result = Demo(folder, options.volunteers, options.minutes, spec, beside).run()
         _tell(result, result.problems, _sentences(result), as_json=options.json)
     except (VolunteerError, P2PError) as error:
