@@ -9,7 +9,6 @@ local `Config`: a RunSpec is the same on every member, a Config is one owner's w
 from __future__ import annotations
 
 import bisect
-import itertools
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from blake3 import blake3
 
+from volunteer.codec_problems import codec_problems
 from volunteer.data.sources import source_problems
 from volunteer.errors import RunSpecError
 from volunteer.rounds.records import Hash, Name
@@ -26,19 +26,18 @@ MAX_SPEC_BYTES = 64 * 1024
 _HASH_CONTEXT = b"allmende/run/1\x00"
 KNOWN_CODECS = (("int4", 1), ("int8", 1), ("fp16", 1), ("fp32", 1), ("topk2", 1))
 """Id and version."""
-MAX_TOPK2_BLOCK = 4096
-"""Of the codec `topk2`: an index then takes 12 bits at most."""
 LATER_KEYS: dict[str, frozenset[str]] = {
     "model": frozenset({"num_kv_heads", "tied_embeddings"}),
     "genesis": frozenset({"source"}),
     "data": frozenset(),
     "inner": frozenset({"optimizer", "muon_momentum"}),
-    "outer": frozenset({"momentum_warmup_rounds", "warmup_momentum"}),
+    "outer": frozenset({"momentum_warmup_rounds", "warmup_momentum", "aggregation"}),
     "codec": frozenset({"ladder_kept", "ladder_rounds"}),
     "evaluation": frozenset({"max_s"}),
 }
 """By table, keys that specs of format 1 did not have at first; each has a default."""
 
+Aggregation = Literal["mean", "trimmed_mean"]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 _BelowOne = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
@@ -144,6 +143,10 @@ class OuterSpec(_Table, frozen=True, kw_only=True):
     """Rounds from the genesis on that have `warmup_momentum` instead."""
     warmup_momentum: _BelowOne = 0.0
     """A high momentum pays in long runs alone; in the first rounds it overshoots."""
+    aggregation: Aggregation = "mean"
+    """`mean`, weighted by tokens; or `trimmed_mean`, the same without the lowest and the highest
+    quarter of the values of each element: slower to learn, harder to lead astray. Not with `topk2`,
+    of which most values are zeros that nobody sent."""
 
     def at_round(self, round_index: int) -> OuterSpec:
         """Return what the step of one round is taken with, without a warm-up of its own."""
@@ -336,30 +339,9 @@ def verify_run_spec(spec: RunSpec, *, source: str) -> None:
     if (spec.codec.id, spec.codec.version) not in KNOWN_CODECS:
         known = ", ".join(f"{codec} {version}" for codec, version in KNOWN_CODECS)
         problems.append(f"codec {spec.codec.id} {spec.codec.version} is unknown; known: {known}")
-    if spec.codec.id == "topk2":
-        problems += _topk2_problems(spec.codec, spec.outer)
+    problems += codec_problems(spec.codec, spec.outer)
     if problems:
         raise RunSpecError(f"{source}: " + "; ".join(problems))
-
-
-def _topk2_problems(codec: CodecSpec, outer: OuterSpec) -> list[str]:
-    """Return what of a sparse codec's keys cannot go together."""
-    problems = []
-    block, kept, rounds = codec.block_elements, codec.ladder_kept, codec.ladder_rounds
-    if block > MAX_TOPK2_BLOCK or block.bit_count() != 1:
-        problems.append(f"codec.block_elements must be a power of two up to {MAX_TOPK2_BLOCK}")
-    if max(kept) > block:
-        problems.append("codec.ladder_kept must not be above codec.block_elements")
-    if len(kept) != len(rounds):
-        problems.append("codec.ladder_kept and codec.ladder_rounds must be of one length")
-    if rounds[0] != 0 or any(a >= b for a, b in itertools.pairwise(rounds)):
-        problems.append("codec.ladder_rounds must begin with 0 and rise")
-    if outer.momentum or (outer.momentum_warmup_rounds and outer.warmup_momentum):
-        problems.append(
-            "codec topk2 goes with no outer momentum, since its error feedback has that role: "
-            "outer.momentum must be 0"
-        )
-    return problems
 
 
 def read_run_spec(file: Path) -> RunSpec:

@@ -5,8 +5,9 @@ python packaging/benchmarks/bench_aggregate.py [--parameters 100000000] [--contr
 Sixteen contributions in int4: eleven honest ones, one of them late and one on probation, whose norm
 is clipped; one against all others, one of noise, one that copies, one stale, one by an excluded
 author. Each stage's figure is the median of the turns; `all` is the sum from files to the new
-state's slices, for blobs that were not seen before; `write` takes the outer step again and
-writes the state's file with it. The stages run in a process of its own, so that its peak memory
+state's slices, for blobs that were not seen before; `trimmed` is the step with the trimmed mean in
+the mean's place, and `all trimmed` the sum with it; `write` takes the mean's step again and writes
+the state's file with it. The stages run in a process of its own, so that its peak memory
 is its own; the yardstick is a copy of one fp32 vector.
 """
 
@@ -48,7 +49,9 @@ from volunteer.training.state import (
 )
 
 CODEC = CodecSpec()
-COUNTED = ("read", "content", "norms", "judge", "step")
+BEFORE_STEP = ("read", "content", "norms", "judge")
+SUMS = {"all": (*BEFORE_STEP, "step"), "all trimmed": (*BEFORE_STEP, "trimmed")}
+MEAN, TRIMMED = OuterSpec(), OuterSpec(aggregation="trimmed_mean")
 NUM_BAD = 5
 """Of the last contributions: opposed, noise, copy, stale, excluded."""
 
@@ -140,18 +143,18 @@ class Commit:
         """Take the inner products and apply the rules."""
         self.outcomes = judge(self.blobs, self.listed, self.norms)
 
-    def next_slices(self) -> Iterator[StateSlice]:
+    def next_slices(self, outer: OuterSpec) -> Iterator[StateSlice]:
         """Combine, and take the outer step."""
         parent = read_state(self.store.file_of(self.parent_id), self.num_parameters)
-        return next_state_slices(parent, self.blobs, self.outcomes, OuterSpec())
+        return next_state_slices(parent, self.blobs, self.outcomes, outer)
 
-    def step(self) -> None:
+    def step(self, outer: OuterSpec = MEAN) -> None:
         """Combine, and take the outer step, and keep nothing."""
-        deque(self.next_slices(), maxlen=0)
+        deque(self.next_slices(outer), maxlen=0)
 
     def write(self) -> None:
         """The same, write the state's file and name it by its hash."""
-        slices = self.next_slices()
+        slices = self.next_slices(MEAN)
         self.store.delete(write_state_slices(slices, self.num_parameters, self.store))
 
 
@@ -185,6 +188,7 @@ def run_here(folder: Path, num_turns: int, threads: int) -> None:
         "norms": commit.measure,
         "judge": commit.judge,
         "step": commit.step,
+        "trimmed": lambda: commit.step(TRIMMED),
         "write": commit.write,
     }
     seconds: dict[str, list[float]] = {name: [] for name in stages}
@@ -196,9 +200,10 @@ def run_here(folder: Path, num_turns: int, threads: int) -> None:
     sizes = f"{manifest.num_parameters:,} parameters, {len(manifest.listed)} contributions"
     print(f"{sizes}, {threads} threads")
     for name, spent in seconds.items():
-        print(f"  {name:8} {median(spent):8.3f} s")
-    turns = zip(*(spent for name, spent in seconds.items() if name in COUNTED), strict=True)
-    print(f"  {'all':8} {median(map(sum, turns)):8.3f} s")
+        print(f"  {name:12} {median(spent):8.3f} s")
+    for title, counted in SUMS.items():
+        turns = zip(*(seconds[name] for name in counted), strict=True)
+        print(f"  {title:12} {median(map(sum, turns)):8.3f} s")
     print(f"  peak RSS {peak_mib():.0f} MiB (before the stages {base_mib:.0f} MiB)")
     for outcome in commit.outcomes:
         told = msgspec.structs.replace(outcome, contribution_id=outcome.contribution_id[:8])

@@ -257,7 +257,7 @@ def clip(value: float, low: float, high: float) -> float:
 
 
 def factors(blobs: list[Blob], listed: list[Listed]) -> tuple[dict[int, float], dict[int, float]]:
-    """Return the weight, and weight times clip, of each contribution that counts (17.4.1 to 9)."""
+    """Return the weight and the clip of each contribution that counts (17.4.1 to 9)."""
     left, _, copies = judged(blobs, listed)
     norms = {
         a: math.sqrt(
@@ -282,7 +282,7 @@ def factors(blobs: list[Blob], listed: list[Listed]) -> tuple[dict[int, float], 
     weights = capped(weights, {a: listed[a].author for a in left})
     total = math.fsum(weights.values())
     shares = {a: weights[a] / total for a in left}
-    return shares, {a: shares[a] * clips[a] for a in left}
+    return shares, clips
 
 
 def capped(weights: dict[int, float], author_of: dict[int, str]) -> dict[int, float]:
@@ -310,7 +310,8 @@ def after_commit(
     outer = spec["outer"]
     is_early = parent_height < outer["momentum_warmup_rounds"]
     lr, mu = outer["lr"], outer["warmup_momentum" if is_early else "momentum"]
-    weight, share = factors(blobs, listed)
+    weight, clips = factors(blobs, listed)
+    share = {a: weight[a] * clips[a] for a in weight}
     least = 1 / math.sqrt(max(1, sum(f != 0 for f in share.values())))
     new = State([], [])
     for i, (old, momentum) in enumerate(zip(state.weights, state.momentum, strict=True)):
@@ -321,6 +322,15 @@ def after_commit(
                 v += weight[a]
         if blobs and blobs[0].sent is not None:
             q /= max(v, least)
+        counted = [a for a in sorted(share) if share[a] != 0]
+        if outer["aggregation"] == "trimmed_mean" and len(counted) >= 4:
+            values = {a: single(blobs[a].elements[i] * clips[a]) for a in counted}
+            in_order, t = sorted(values.values()), len(counted) // 4
+            left = [a for a in counted if in_order[t] <= values[a] <= in_order[-1 - t]]
+            q, v = 0.0, 0.0
+            for a in left:
+                q, v = q + weight[a] * values[a], v + weight[a]
+            q /= v
         q = single(q)
         new_momentum = single(momentum * mu + q)
         new.momentum.append(new_momentum)

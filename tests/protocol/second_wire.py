@@ -273,7 +273,7 @@ DEFAULTS: dict[str, dict[str, Value]] = {
 LATER: dict[str, dict[str, Value]] = {
     "model": {"num_kv_heads": 0, "tied_embeddings": True},
     "inner": {"optimizer": "adamw", "muon_momentum": 0.95},
-    "outer": {"momentum_warmup_rounds": 0, "warmup_momentum": 0.0},
+    "outer": {"momentum_warmup_rounds": 0, "warmup_momentum": 0.0, "aggregation": "mean"},
     "codec": {"ladder_kept": [1024, 256, 64], "ladder_rounds": [0, 100, 200]},
     "evaluation": {"max_s": 30.0},
 }

@@ -14,6 +14,8 @@ Paper: arXiv:2508.15706 divides by R, its code by the number of senders (as here
 by R, what one alone sends would move the weights by an R-th of it. Differs: the divisor has a
 floor, as that of sqrt(R) senders, so that one peer cannot own a rare index.
 
+A run with a dense codec may ask for the trimmed mean instead (trimmed_mean.py).
+
 Weights and clips come from weighing.py, its numbers from similarity.py. Slices of the vectors are
 combined by themselves, so memory does not grow with the model beyond the result.
 
@@ -31,18 +33,22 @@ import torch
 from torch import Tensor
 
 from volunteer.messages import ListedWork, Outcome
-from volunteer.run import OuterSpec
+from volunteer.run import Aggregation, OuterSpec
 from volunteer.training import similarity
 from volunteer.training.compression import EncodedGradient, slices
 from volunteer.training.compression_topk2 import TopK2Gradient
 from volunteer.training.outer import outer_step
 from volunteer.training.slice_threads import map_slices
 from volunteer.training.state import SharedState, StateSlice
+from volunteer.training.trimmed_mean import MIN_FOR_TRIM, trimmed_mean
 from volunteer.training.weighing import Measured, weigh
 
 
 def aggregate(
-    blobs: Sequence[EncodedGradient], listed: Sequence[ListedWork], num_parameters: int
+    blobs: Sequence[EncodedGradient],
+    listed: Sequence[ListedWork],
+    num_parameters: int,
+    how: Aggregation = "mean",
 ) -> tuple[Tensor, tuple[Outcome, ...]]:
     """Combine one commit's contributions.
 
@@ -50,13 +56,14 @@ def aggregate(
         blobs: parsed blobs in list order, of `num_parameters` elements each, on the CPU.
         listed: what the chain says of each, in the same order.
         num_parameters: P.
+        how: the run's `outer.aggregation`.
 
     Returns:
         The aggregate, fp32, shape (P,), zeros where nothing is listed, and the outcomes.
     """
     outcomes = judge(blobs, listed)
     aggregate_P = torch.zeros(num_parameters, dtype=torch.float32)
-    for start, aggregate_S in combine(blobs, outcomes, num_parameters):
+    for start, aggregate_S in combine(blobs, outcomes, num_parameters, how):
         aggregate_P[start : start + len(aggregate_S)] = aggregate_S
     return aggregate_P, outcomes
 
@@ -85,10 +92,13 @@ def judge(
 
 
 def combine(
-    blobs: Sequence[EncodedGradient], outcomes: Sequence[Outcome], num_parameters: int
+    blobs: Sequence[EncodedGradient],
+    outcomes: Sequence[Outcome],
+    num_parameters: int,
+    how: Aggregation = "mean",
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (start, the aggregate's slice, fp32) in order; zeros where nothing is listed."""
-    combiner = _Combiner.of(blobs, outcomes)
+    combiner = _Combiner.of(blobs, outcomes, how)
 
     def combine_slice(start: int, stop: int) -> tuple[int, Tensor]:
         return start, combiner.combine(start, stop)
@@ -110,7 +120,7 @@ def next_state_slices(
         outcomes: of `judge`, in the same order.
         outer: of the round (`OuterSpec.at_round`).
     """
-    combiner = _Combiner.of(blobs, outcomes)
+    combiner = _Combiner.of(blobs, outcomes, outer.aggregation)
 
     def next_slice(start: int, stop: int) -> StateSlice:
         weights_S, momentum_S = outer_step(
@@ -136,26 +146,36 @@ class _Combiner:
     blobs: Sequence[EncodedGradient]
     weights: Sequence[float]
     """Above 0; they add up to 1."""
-    factors: Sequence[float]
-    """Weight times clip scale."""
+    clip_scales: Sequence[float]
     block_elements: int
+    is_trimmed: bool
 
     @classmethod
-    def of(cls, blobs: Sequence[EncodedGradient], outcomes: Sequence[Outcome]) -> _Combiner:
+    def of(
+        cls, blobs: Sequence[EncodedGradient], outcomes: Sequence[Outcome], how: Aggregation
+    ) -> _Combiner:
         """Leave out what has no weight."""
         both = zip(blobs, outcomes, strict=True)
         counted = [(blob, one) for blob, one in both if one.weight * one.clip_scale != 0.0]
         return cls(
             blobs=[blob for blob, _ in counted],
             weights=[outcome.weight for _, outcome in counted],
-            factors=[outcome.weight * outcome.clip_scale for _, outcome in counted],
+            clip_scales=[outcome.clip_scale for _, outcome in counted],
             block_elements=blobs[0].block_elements if blobs else 1,
+            is_trimmed=how == "trimmed_mean" and len(counted) >= MIN_FOR_TRIM,
         )
+
+    @property
+    def factors(self) -> list[float]:
+        """Weight times clip scale."""
+        return [w * scale for w, scale in zip(self.weights, self.clip_scales, strict=True)]
 
     def combine(self, start: int, stop: int) -> Tensor:
         """Return the aggregate's slice, fp32."""
         if any(isinstance(blob, TopK2Gradient) for blob in self.blobs):
             return self._combine_sparse(start, stop)
+        if self.is_trimmed:
+            return self._combine_trimmed(start, stop)
         return self._combine_dense(start, stop)
 
     def _combine_dense(self, start: int, stop: int) -> Tensor:
@@ -168,6 +188,15 @@ class _Combiner:
             scaled_S.mul_(factor)
             sum_S.add_(scaled_S)
         return sum_S.to(torch.float32)
+
+    def _combine_trimmed(self, start: int, stop: int) -> Tensor:
+        """Trim each element. Cost: a slice of fp32 for each contribution."""
+        scaled = []
+        for blob, clip_scale in zip(self.blobs, self.clip_scales, strict=True):
+            decoded_S = torch.empty(stop - start, dtype=torch.float32)
+            blob.decode_slice(start, stop, out_S=decoded_S)
+            scaled.append(decoded_S.to(torch.float64).mul_(clip_scale).to(torch.float32))
+        return trimmed_mean(scaled, self.weights)
 
     def _combine_sparse(self, start: int, stop: int) -> Tensor:
         """Divide each element by the weights of those who sent it, at least 1 / sqrt(R).

@@ -124,6 +124,24 @@ def test_a_copier_is_excluded_by_scorers_alone() -> None:
     assert [author for author, _ in scored] == ["worker-2"]
 
 
+def pair_of(attack: Attack) -> DiLoCoPlan:
+    """Return a swarm of eight of which the last two attack."""
+    return DiLoCoPlan(num_workers=8, steps_a_round=2, attackers=((7, attack), (6, attack)))
+
+
+def test_two_copiers_of_eight_are_out_as_early_as_verdicts_can_have_them() -> None:
+    plan = replace(pair_of("copied"), has_scorers=True)
+    assert exclusions(plan) == [("worker-6", 3), ("worker-7", 3)]
+
+
+def test_spikes_pass_every_filter_and_are_trimmed() -> None:
+    mean = pair_of("spikes")
+    trimmed = replace(mean, outer=OuterSpec(aggregation="trimmed_mean"))
+    led, kept = points(mean, tiny_task(num_steps=16)), points(trimmed, tiny_task(num_steps=16))
+    assert not any(point.notes for point in (*led, *kept))
+    assert kept[-1].loss < led[-1].loss
+
+
 def test_a_slow_honest_worker_on_another_text_is_not_excluded() -> None:
     slow = replace(BASE, num_workers=5, steps_by_worker=(4, 4, 4, 4, 1), sharding="outlier")
     assert not any("excluded" in point.notes for point in points(slow))

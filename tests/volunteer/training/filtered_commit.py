@@ -41,6 +41,8 @@ class Report(msgspec.Struct, frozen=True):
 
     outcomes: tuple[Outcome, ...]
     state_hash: str
+    trimmed_hash: str
+    """Of the state by the trimmed mean of the same."""
     num_threads: int
     kernels: str
 
@@ -97,10 +99,18 @@ def apply(spec: RunSpec, arrival: int) -> Report:
         norms[work.blob_id] = norm(parsed[place])
     in_order = [parsed[place] for place in range(len(listed))]
     outcomes = judge(in_order, listed, norms)
-    pieces = next_state_slices(build_genesis(spec), in_order, outcomes, spec.outer.at_round(ROUND))
+    parent, mean = build_genesis(spec), spec.outer.at_round(ROUND)
+    trimmed = msgspec.structs.replace(mean, aggregation="trimmed_mean")
+    state_hash, trimmed_hash = (
+        state_hash_of(
+            next_state_slices(parent, in_order, outcomes, outer), num_parameters(spec.model)
+        )
+        for outer in (mean, trimmed)
+    )
     return Report(
         outcomes=outcomes,
-        state_hash=state_hash_of(pieces, num_parameters(spec.model)),
+        state_hash=state_hash,
+        trimmed_hash=trimmed_hash,
         num_threads=torch.get_num_threads(),
         kernels=torch.backends.cpu.get_cpu_capability(),
     )

@@ -93,3 +93,4 @@ def test_arrival_restarts_threads_and_kernels_change_nothing(report: Report, nam
     assert (other.kernels == "DEFAULT") is bool(environment)
     assert other.outcomes == report.outcomes
     assert other.state_hash == report.state_hash
+    assert other.trimmed_hash == report.trimmed_hash != report.state_hash

@@ -20,14 +20,16 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from volunteer.lab.training.worker import Sent, Worker
+from volunteer.lab.training.worker import Sent, Worker, mean_of
 from volunteer.training import compression
 from volunteer.training.compression import EncodedGradient
 
-Attack = Literal["-10 D", "-20 D", "noise", "stale", "copied"]
+Attack = Literal["-10 D", "-20 D", "noise", "stale", "copied", "spikes"]
 """`-10 D`, `-20 D`: its own work times that; `noise`: normal, of its own work's norm; `stale`: the
 content of its first contribution, again and again; `copied`: an honest one's content of the same
-round."""
+round; `spikes`: its own work, but in one element of a hundred, for each attacker other ones, large
+values against the honest ones' mean, together of its work's norm: that passes every filter."""
+SPIKE_PART = 100
 _FACTORS: dict[Attack, float] = {"-10 D": -10.0, "-20 D": -20.0}
 
 
@@ -61,9 +63,13 @@ class Attacker:
         if self._kind == "stale":
             return _with_content(own, worker, self._first)
         decoded_P = compression.decode(own.gradient)
-        forged_P = (
-            self._noise(decoded_P) if self._kind == "noise" else decoded_P * _FACTORS[self._kind]
-        )
+        if self._kind == "noise":
+            forged_P = self._noise(decoded_P)
+        elif self._kind == "spikes":
+            mean_P = mean_of([compression.decode(one.gradient) for one in honest])
+            forged_P = _spikes(decoded_P, mean_P, worker.index)
+        else:
+            forged_P = decoded_P * _FACTORS[self._kind]
         return _with_content(
             own, worker, compression.encode(forged_P, worker.spec.codec, own.encoded.round_index)
         )
@@ -72,6 +78,14 @@ class Attacker:
         noise_P = torch.from_numpy(self._rng.standard_normal(len(decoded_P), dtype=np.float32))
         scale = float(torch.linalg.vector_norm(decoded_P) / torch.linalg.vector_norm(noise_P))
         return noise_P * scale
+
+
+def _spikes(decoded_P: Tensor, mean_P: Tensor, first: int) -> Tensor:
+    chosen = torch.arange(first % SPIKE_PART, len(decoded_P), SPIKE_PART)
+    forged_P = decoded_P.clone()
+    size = float(torch.linalg.vector_norm(decoded_P)) / len(chosen) ** 0.5
+    forged_P[chosen] = -torch.sign(mean_P[chosen]) * size
+    return forged_P
 
 
 def _with_content(own: Sent, worker: Worker, gradient: EncodedGradient) -> Sent:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from volunteer.lab.training.attacks import Attack
 from volunteer.lab.training.beginning import FIRST_REMARK
 from volunteer.lab.training.experiment import Arm, Entry, Experiment, Verdict, at_most
 from volunteer.lab.training.experiments.acceptance import acceptance_task
 from volunteer.lab.training.results import NOTE_SEPARATOR, Outcomes
 from volunteer.lab.training.strategies.diloco import DiLoCoPlan, excluded_note
+from volunteer.lab.training.task import LabTask
 from volunteer.run import OuterSpec
 
 NUM_WORKERS = 8
@@ -24,6 +27,7 @@ BASE = DiLoCoPlan(
 )
 HONEST, OUTLIER = "8 honest", "8 honest, one 10x slower and on another text"
 ATTACKS: tuple[Attack, ...] = ("-10 D", "-20 D", "noise", "stale", "copied")
+SPIKED, TRIMMED = "2 of 8: spikes, no scorers", "trimmed mean"
 MAX_ROUNDS_TO_EXCLUSION = 3
 REMARKS = (
     FIRST_REMARK,
@@ -32,11 +36,13 @@ REMARKS = (
     " round. Who is excluded, and for how long, the program's rules decide: by what blobs alone"
     " show, and by the verdicts of drawn scorers, among whom attackers say that nothing does harm.",
     "The reference has 8 honest workers: an arm with attackers also lacks their work.",
+    "Spikes: the attacker's own work, but in one element of a hundred large values against the"
+    " honest ones' mean. They pass every filter; without scorers, only trimming stops them.",
 )
 
 
 def make(num_steps: int) -> Experiment:
-    """Return each attack by 1 and by 2 of 8, and the honest outlier."""
+    """Return each attack by 1 and by 2 of 8, the honest outlier, and what the trimmed mean does."""
     task = acceptance_task(num_steps)
     slow = (10,) * (NUM_WORKERS - 1) + (1,)
     outlier = replace(BASE, steps_by_worker=slow, sharding="outlier")
@@ -49,6 +55,7 @@ def make(num_steps: int) -> Experiment:
             attackers = tuple((NUM_WORKERS - 1 - i, attack) for i in range(number))
             plan = replace(BASE, attackers=attackers)
             arms.append(Arm(name=_arm_name(number, attack), task=task, plan=plan))
+    arms += _trimmed_arms(task)
     return Experiment(
         name="acceptance-12",
         title="1 and 2 attackers of 8, and an honest worker who looks like one",
@@ -57,6 +64,17 @@ def make(num_steps: int) -> Experiment:
         judge=_judge,
         remarks=REMARKS,
     )
+
+
+def _trimmed_arms(task: LabTask) -> list[Arm]:
+    """Return spikes against the mean and the trimmed mean, and what trimming costs without any."""
+    spiked = replace(BASE, has_scorers=False, attackers=((7, "spikes"), (6, "spikes")))
+    trimmed = msgspec.structs.replace(BASE.outer, aggregation="trimmed_mean")
+    return [
+        Arm(name=SPIKED, task=task, plan=spiked),
+        Arm(name=f"{SPIKED}, {TRIMMED}", task=task, plan=replace(spiked, outer=trimmed)),
+        Arm(name=f"{HONEST}, {TRIMMED}", task=task, plan=replace(BASE, outer=trimmed)),
+    ]
 
 
 def _arm_name(number: int, attack: Attack) -> str:
@@ -70,6 +88,9 @@ def _judge(outcomes: Outcomes) -> tuple[Verdict, ...]:
             name = _arm_name(number, attack)
             verdicts.append(at_most(outcomes, name, over=HONEST, percent=1.0))
             verdicts.append(_excluded_soon(outcomes, name, number))
+    verdicts += [
+        at_most(outcomes, f"{arm}, {TRIMMED}", over=HONEST, percent=1.0) for arm in (SPIKED, HONEST)
+    ]
     return tuple(verdicts)
 
 
