@@ -53,6 +53,8 @@ class Bounds:
     """While what is on the disk is read back: no commit is forgotten before all is known."""
     turned_away: dict[str, int] = field(default_factory=dict)
     """Sentence -> records for which there was no room."""
+    num_forgotten: int = 0
+    """Counts the contributions and farewells that were here and had to go."""
     loose: LooseRecords = field(init=False)
     _forgotten: dict[str, None] = field(default_factory=dict)
     """Records to take off the disk."""
@@ -185,6 +187,7 @@ class Bounds:
     def forget_record(self, record_id: str) -> None:
         """Forget a contribution or farewell that no commit lists."""
         known = self.known
+        self.num_forgotten += 1
         self.loose.leave(record_id)
         record = known.contributions.pop(record_id, None)
         known.leavings.pop(record_id, None)

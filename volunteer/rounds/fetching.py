@@ -43,8 +43,9 @@ class Fetching:
     """(author, base) of what the tip lists: its child may not list these again."""
     _ahead: list[str] = field(default_factory=list)
     """Those of which a commit on the tip would list, and whose blobs were not asked for yet."""
-    _ahead_when: tuple[object, ...] = ()
-    """All that `_ahead` follows from."""
+    _ahead_when: tuple[object, object] = ((), ())
+    """All that `_ahead` follows from: of the two bases, and besides."""
+    _ahead_draw: Draw | None = None
 
     def what_is_missing(
         self, tip: ChainFacts, start: str, now_s: float, *, is_contributing: bool
@@ -105,10 +106,12 @@ class Fetching:
             return
         if num_banned != self._looked_when[3]:
             self._draw = None  # the others are drawn anew
-        before, self._looked_at, self._looked_when = self._looked_at, {}, now
-        for base in (tip.commit_id, tip.parent_id):
+        before, then = self._looked_at, self._looked_when
+        self._looked_at, self._looked_when = {}, now
+        for place, base in ((1, tip.commit_id), (2, tip.parent_id)):
             here, was_here = known.based_on.get(base, _NOTHING), before.get(base, _NOTHING)
-            self._looked_at[base] = was_here if here == was_here else frozenset(here)
+            is_same = tip_id == then[0] and now[place] == then[place]
+            self._looked_at[base] = was_here if is_same or here == was_here else frozenset(here)
         self._draw_lots(tip, before)
 
     def _draw_lots(self, tip: ChainFacts, looked_at: dict[str, frozenset[str]]) -> None:
@@ -137,16 +140,15 @@ class Fetching:
     def _to_fetch_ahead(self, now_s: float) -> list[str]:
         """Return the contributions that a commit on the tip may list, and whose blobs lack."""
         known, requests = self.known, self.requests
-        withheld = requests.all_withheld(now_s) if self._draw is not None else _NOTHING
-        when = (
-            *self._looked_when,
-            requests.num_failed,
-            len(known.bad),
-            withheld,
-        )
-        if when != self._ahead_when:
-            self._ahead_when = when
-            self._ahead = self._find_ahead(withheld)
+        draw = self._draw
+        withheld = requests.all_withheld(now_s) if draw is not None else _NOTHING
+        rest = (requests.num_failed, len(known.bad), known.bounds.num_forgotten, withheld)
+        if (self._looked_when, rest) != self._ahead_when:
+            # The same draw, and nothing gone: what came and was not drawn changes nothing.
+            is_same = draw is self._ahead_draw and draw is not None and not draw.has_changed
+            if not is_same or rest != self._ahead_when[1]:
+                self._ahead = self._find_ahead(withheld)
+            self._ahead_when, self._ahead_draw = (self._looked_when, rest), draw
         if self._ahead:
             held, bad, asked = known.held, known.bad, requests.asked_at_s
             self._ahead = [

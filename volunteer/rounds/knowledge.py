@@ -256,13 +256,15 @@ class Knowledge:
 
     # --------------------------------------------------------------------- blobs and states
 
-    def hold(self, contribution_id: str) -> None:
-        """A contribution's blob is here, and is what the record says."""
-        if contribution_id in self.contributions and contribution_id not in self.held:
-            self.held.add(contribution_id)
-            listing = self.listed_by.get(contribution_id)
-            if listing:
-                self._use_what_is_complete(sorted(listing))
+    def hold(self, contribution_id: str) -> bool:
+        """A contribution's blob is here, and right; return whether a valid commit lists it."""
+        if contribution_id not in self.contributions or contribution_id in self.held:
+            return False
+        self.held.add(contribution_id)
+        listing = self.listed_by.get(contribution_id)
+        if listing:
+            self._use_what_is_complete(sorted(listing))
+        return bool(listing)
 
     def refuse_contribution(self, contribution_id: str, reason: str) -> None:
         """A blob is not what its record says: no commit that lists that record is valid."""

@@ -168,7 +168,9 @@ class Machine:
             self._actions += self._fetching.what_is_missing(
                 facts, start, now_s, is_contributing=self.is_contributing
             )
-        is_same = len(self._actions) == num_before and not self._fetching.has_set_aside
+        # Blobs are asked for all at once: a second look would ask for no more.
+        is_same = all(isinstance(action, ev.FetchBlob) for action in self._actions[num_before:])
+        is_same = is_same and not self._fetching.has_set_aside
         self._is_settled = is_same and self.tip is not None
         self._requests.looked_at_s = now_s
 
@@ -181,8 +183,7 @@ class Machine:
                 self.tokens_since_contribution = tokens
                 return False
             case ev.BlobHeld(contribution_id):
-                self.known.hold(contribution_id)
-                return not self.known.leads_to(self.tip)
+                return self.known.hold(contribution_id) and not self.known.leads_to(self.tip)
             case _:
                 self._take_answer(event, now_s)
                 return True

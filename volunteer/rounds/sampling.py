@@ -65,6 +65,10 @@ class Draw:
     limit: int
     ids: set[str] = field(default_factory=set)
     """What takes part."""
+    has_changed: bool = True
+    """Whether what came since `chosen` was asked for would be chosen."""
+    _bar: bytes | None = None
+    """The highest lot that is chosen among the others; None while there are places left."""
     _first: list[tuple[bool, bytes, str]] = field(default_factory=list)
     """(is it no vote for the parent, lot, contribution), sorted."""
     _others: list[tuple[bytes, str]] = field(default_factory=list)
@@ -77,6 +81,8 @@ class Draw:
         """Let a contribution take part: whether it is in `first` and `votes` of the sample."""
         self.ids.add(contribution_id)
         lot = _lot(self.seed, contribution_id)
+        if is_first or self._bar is None or lot < self._bar:
+            self.has_changed = True
         if is_first:
             bisect.insort(self._first, (not is_vote, lot, contribution_id))
         else:
@@ -84,11 +90,14 @@ class Draw:
 
     def chosen(self, out: Set[str]) -> list[str]:
         """Return what would be listed now, leaving `out` out, which cannot be had."""
-        first = [(lot, i) for _, lot, i in self._first if i not in out]
-        others = self._others
+        first, others = self._first, self._others
         if out:
+            first = [place for place in first if place[2] not in out]
             others = [lot for lot in others if lot[1] not in out]
         kept = self.limit - self.limit // OTHERS_PART
-        rest = sorted(first[kept:] + others[: self.limit])
-        chosen = first[:kept]
-        return [i for _, i in chosen + rest[: self.limit - len(chosen)]]
+        chosen = [i for _, _, i in first[:kept]]
+        rest = sorted([(lot, i) for _, lot, i in first[kept:]] + others[: self.limit])
+        num_left = self.limit - len(chosen)
+        self.has_changed = False
+        self._bar = rest[num_left - 1][0] if 0 < num_left <= len(rest) else None
+        return chosen + [i for _, i in rest[:num_left]]

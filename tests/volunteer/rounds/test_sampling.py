@@ -38,6 +38,28 @@ def test_a_draw_is_the_sample_of_what_can_be_had(
     assert len(draw) == len(kinds)
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 200), st.booleans(), st.booleans()),
+        max_size=60,
+        unique_by=lambda kind: kind[0],
+    ),
+    st.integers(1, 12),
+    st.sets(st.integers(0, 200), max_size=20),
+)
+def test_what_is_not_drawn_leaves_the_draw_unchanged(
+    kinds: list[tuple[int, bool, bool]], limit: int, out: set[int]
+) -> None:
+    draw, is_out = Draw("seed", limit), {hash_of(str(number)) for number in out}
+    chosen: list[str] = []
+    for number, is_first, is_vote in kinds:
+        draw.add(hash_of(str(number)), is_first=is_first, is_vote=is_vote)
+        was_said_to_change, before = draw.has_changed, chosen
+        chosen = draw.chosen(is_out)
+        assert was_said_to_change or chosen == before
+        assert not draw.has_changed
+
+
 def crowded_desk(num_authors: int) -> tuple[Desk, list[str]]:
     """A member that hears of all contributions on the genesis at once."""
     chain = ChainBuilder(make_rules(publisher="", max_contributions=LIMIT))
