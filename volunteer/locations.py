@@ -8,6 +8,7 @@ otherwise the system's conventions (platformdirs) decide.
     data_dir/
       identity.key  lock  stats.sqlite  first_run.json
       signed/              per key, run and module: how far something was signed
+      imports/             weights and tokenizers that runs begin from, by hash
       runs/<run_id>/
         spec.toml
         modules/<module_id>/
@@ -99,6 +100,11 @@ class Locations:
     def first_run_file(self) -> Path:
         """Says that the first questions were answered (`volunteer.first_run`)."""
         return self.data_dir / "first_run.json"
+
+    @property
+    def imports_dir(self) -> Path:
+        """What `allmende import` has read, by hash (a BlobStore): RunSpecs name it."""
+        return self.data_dir / "imports"
 
     @property
     def runs_dir(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,6 +38,8 @@ class Facts:
     is_aggregator_broken: bool = False
     storage_problem: str = ""
     genesis_problem: str = ""
+    is_genesis_given: bool = False
+    is_alone: bool = False
     is_catching_up: bool = False
     is_training: bool = True
     trainer_pid: int | None = 11
@@ -50,11 +53,13 @@ class Facts:
 
 
 def source(facts: Facts) -> StatusSource:
-    machine = Machine(rules(), Timing(round_s=8, grace_s=1, failover_s=2), "me")
+    its_rules = dataclasses.replace(rules(), is_genesis_given=facts.is_genesis_given)
+    machine = Machine(its_rules, Timing(round_s=8, grace_s=1, failover_s=2), "me")
     machine.tip = rules().genesis_id if facts.has_tip else None
     machine.alarm = ("final", "other") if facts.has_alarm else None
     network = FakeNetwork()
-    network.join("other")
+    if not facts.is_alone:
+        network.join("other")
     network.join("me").differing = facts.differing
     parts = SimpleNamespace(
         driver=SimpleNamespace(

@@ -72,8 +72,18 @@ class State:
         return blob_id(numbers_file(metadata, tensors))
 
 
+def given_genesis(spec: Spec, state: State) -> State:
+    """Check a state that a run begins from (17.3)."""
+    is_whole = len(state.weights) == len(state.momentum) == num_parameters(spec["model"])
+    if not is_whole or any(state.momentum) or state.state_hash() != spec["genesis"]["state_hash"]:
+        raise MalformedError("the run does not begin from this")
+    return state
+
+
 def genesis(spec: Spec) -> State:
-    """Make the state of round 0 (17.3)."""
+    """Make the state of round 0 (17.3), where it is made."""
+    if spec["genesis"]["source"] != "seed":
+        raise MalformedError("it is none that can be made")
     model = spec["model"]
     stream = blake3(b"allmende/genesis-weights/1\0" + struct.pack("<Q", spec["genesis"]["seed"]))
     total = num_parameters(model)

@@ -260,6 +260,7 @@ def unpack_at(data: bytes, at: int, depth: int) -> tuple[Any, int]:
 DEFAULTS: dict[str, dict[str, Value]] = {
     "": {"description": "", "licence": "", "contact": "", "publisher": "", "signature": ""},
     "model": {"vocab_size": 256, "rope_base": 10000.0},
+    "genesis": {},
     "data": {"held_out_fraction": 0.05, "tokenizer": "bytes"},
     "inner": {"beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "clip_norm": 1.0}
     | {"warmup_steps": 20, "floor_fraction": 0.1},
@@ -272,6 +273,7 @@ DEFAULTS: dict[str, dict[str, Value]] = {
 }
 LATER: dict[str, dict[str, Value]] = {
     "model": {"num_kv_heads": 0, "tied_embeddings": True},
+    "genesis": {"source": "seed"},
     "inner": {"optimizer": "adamw", "muon_momentum": 0.95},
     "outer": {"momentum_warmup_rounds": 0, "warmup_momentum": 0.0, "aggregation": "mean"},
     "codec": {"ladder_kept": [1024, 256, 64], "ladder_rounds": [0, 100, 200]},

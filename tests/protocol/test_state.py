@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2p.blobstore import blob_id_of_bytes
+from p2p.blobstore import BlobStore, blob_id_of_bytes
 from tests.protocol import second_judgement, second_state, second_wire
 from tests.protocol.second_wire import MalformedError
 from tests.volunteer.training.synthetic import gradient, make_spec
 from volunteer.data.builtin import load_builtin_run
 from volunteer.messages import ListedWork
-from volunteer.run import OuterSpec, RunSpec, format_run_spec, parse_run_spec
+from volunteer.run import GenesisSpec, OuterSpec, RunSpec, format_run_spec, parse_run_spec
 from volunteer.training.aggregation import judge, next_state_slices
 from volunteer.training.compression import encode
 from volunteer.training.contribution_blob import (
@@ -21,7 +21,7 @@ from volunteer.training.contribution_blob import (
     parse_contribution_blob,
     write_contribution_blob,
 )
-from volunteer.training.genesis import build_genesis
+from volunteer.training.genesis import build_genesis, write_given_genesis
 from volunteer.training.layout import num_parameters
 from volunteer.training.state import SharedState, state_hash_of
 
@@ -61,6 +61,28 @@ def test_the_second_one_makes_the_genesis() -> None:
     spec = make_spec()
     genesis = second_state.genesis(plain(spec))
     assert genesis.state_hash() == spec.genesis.state_hash
+
+
+def test_the_second_one_knows_a_given_genesis(tmp_path: Path) -> None:
+    made = make_spec()
+    num = num_parameters(made.model)
+    weights_P = gradient("weights that exist", num)
+    state_hash = write_given_genesis(weights_P, BlobStore(tmp_path))
+    genesis = GenesisSpec(source="weights", seed=0, state_hash=state_hash)
+    spec = msgspec.structs.replace(made, genesis=genesis)
+    theirs = plain(spec)
+    assert second_wire.run_id_of(theirs) == spec.run_id
+    right = second_state.State(weights_P.tolist(), [0.0] * num)
+    assert second_state.given_genesis(theirs, right) is right
+    for wrong in (
+        second_state.State(weights_P.tolist(), [0.0] * (num - 1) + [1e-30]),
+        second_state.State([*weights_P.tolist()[:-1], 0.0], [0.0] * num),
+        second_state.State([*weights_P.tolist(), 0.0], [0.0] * (num + 1)),
+    ):
+        with pytest.raises(MalformedError):
+            second_state.given_genesis(theirs, wrong)
+    with pytest.raises(MalformedError):
+        second_state.genesis(theirs)
 
 
 WORKS = [

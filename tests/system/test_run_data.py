@@ -73,8 +73,10 @@ def test_two_train_on_files_and_nothing_private_is_anywhere_else(tmp_path: Path)
         run_file.write_text(format_run_spec(spec), "utf-8")
     (with_tokenizer.parent / "tokenizer.json").write_bytes(tokenizer)
     first, second = RealAgent(tmp_path / "a"), RealAgent(tmp_path / "b")
-    first.locations.prepare()
-    first.locations.config_file.write_text(f'private_data = "{private}"\n', "utf-8")
+    allowed = "allow_file_sources = true\n"  # nobody has signed it
+    for agent, more in ((first, f'private_data = "{private}"\n'), (second, "")):
+        agent.locations.prepare()
+        agent.locations.config_file.write_text(allowed + more, "utf-8")
 
     with ending([first, second]):
         processes = [spawn(first, with_tokenizer)]

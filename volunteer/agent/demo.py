@@ -24,11 +24,13 @@ from typing import Any, NoReturn
 import msgspec
 import trio
 
+from p2p.blobstore import BlobStore
 from p2p.errors import P2PError
 from p2p.identity import load_or_create_identity
 from volunteer.agent.demo_checks import Hindrance, last_words, verify_can_train
 from volunteer.agent.demo_client import ask
 from volunteer.agent.demo_run import DEFAULT_RUN, choose_demo_run, publish
+from volunteer.agent.run_data import take_imports
 from volunteer.agent.verify import DemoCheck, verify_demo
 from volunteer.answers import RoundPoint, Status
 from volunteer.data.sources import sources_on_disk
@@ -111,6 +113,9 @@ class Demo:
         tokenizer = self._beside / TOKENIZER_NAME if self._beside is not None else None
         if tokenizer is not None and tokenizer.is_file():
             shutil.copy(tokenizer, self._folder / TOKENIZER_NAME)
+        imports_dir = Locations.from_environment(os.environ).imports_dir
+        if imports_dir.is_dir():  # the others fetch the weights from the first one
+            take_imports(spec, BlobStore(imports_dir), BlobStore(locations.imports_dir))
         return spec
 
     def _start_all(self, homes: Sequence[Path]) -> None:

@@ -127,4 +127,5 @@ def chain_rules(spec: RunSpec) -> ChainRules:
         quorum_denominator=int(denominator),
         journal_rounds=spec.rounds.journal_rounds,
         state_bytes=8 * num_parameters(spec.model),  # fp32 weights and momentum
+        is_genesis_given=spec.genesis.is_given,
     )

@@ -85,7 +85,7 @@ class ModuleFiles:
         self._failed_states: set[str] = set()
         self._is_disk_short = False
         self.genesis_problem = ""
-        """Why round 0 cannot be built; empty: it can, or need not."""
+        """Why round 0 cannot be built or begun from; empty: it can, or need not."""
         self._applier = CommitApplier(store, aggregator, self.state_hash_of)
         self._commits = CommitStates(self._applier, record_log, self)
         self._scorer = Scorer(me, aggregator)
@@ -122,9 +122,9 @@ class ModuleFiles:
         ]
 
     async def build_genesis_if_needed(self, machine: Machine) -> None:
-        """Make the state of round 0, unless a later one is here."""
+        """Make the state of round 0, unless a later one is here, or it is fetched (rule 19)."""
         genesis = machine.rules.genesis_id
-        while not machine.known.states:
+        while not machine.known.states and not machine.rules.is_genesis_given:
             try:
                 await self._aggregator.ask(lambda i: BuildGenesis(request_id=i))
             except AggregatorLostError:
@@ -273,11 +273,15 @@ class ModuleFiles:
         try:
             await self.states.fetch(state_hash, height, self._providers(""))
         except (P2PError, AggregatorLostError, AggregatorRefusedError) as error:
+            if isinstance(error, AggregatorRefusedError) and commit_id == machine.rules.genesis_id:
+                log.error("genesis refused: %s", error)
+                self.genesis_problem = str(error)
             self._failed_states.add(commit_id)
             num_bytes = await trio.to_thread.run_sync(self._what_is_left_of, state_hash)
             self.post(ev.StatePartHeld(commit_id, num_bytes))
             await self.fail_later(commit_id, error)
             return
+        self.genesis_problem = ""
         log.info("commit=%s state=%s fetched", commit_id[:12], state_hash[:12])
         self.post(ev.StateHeld(commit_id))
 

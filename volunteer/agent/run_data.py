@@ -1,4 +1,4 @@
-"""What a run's data needs from the agent: the owner's word for it, and the tokenizer's file.
+"""What a run needs beside its RunSpec: the owner's word for its data, tokenizer, first weights.
 
 Runs in: agent.
 """
@@ -6,6 +6,7 @@ Runs in: agent.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,9 +26,9 @@ from volunteer.local_data import LocalData, write_local_data
 from volunteer.locations import Locations
 from volunteer.rounds.records import DENSE_MODULE
 from volunteer.run import RunSpec
+from volunteer.tokenizer_json import MAX_TOKENIZER_BYTES, verify_vocabulary
 
 TOKENIZER_NAME = "tokenizer.json"
-MAX_TOKENIZER_BYTES = 32 * 1024 * 1024
 FETCH_DEADLINE_S, STALL_S, FETCH_AGAIN_S = 600.0, 60.0, 30.0
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 def keep_run_data(
     spec: RunSpec, run_file: Path | None, locations: Locations, config: Config, me: str
 ) -> None:
-    """Check what the run reads, and put what the trainer needs into the run's folder.
+    """Check what the run reads, and put what it needs of this disk into the run's folder.
 
     Args:
         spec: the run.
@@ -46,7 +47,8 @@ def keep_run_data(
         me: own peer id.
 
     Raises:
-        RunSpecError: it names files of this machine, and the owner has not allowed that.
+        RunSpecError: it names files of this machine, and the owner has not allowed that; or its
+            tokenizer is another one, or has more tokens than the model.
         StorageFullError: there is no room.
     """
     verify_sources(spec, config, me)
@@ -54,26 +56,68 @@ def keep_run_data(
     make_private_dir(blobs_dir)
     local = LocalData(private_dir=config.private_data, cache_max_bytes=config.data_cache_max_bytes)
     write_local_data(locations.run_dir(spec.run_id), local)
+    store, imports_dir = BlobStore(blobs_dir), locations.imports_dir
     if run_file is not None and spec.data.tokenizer_hash:
-        _take_tokenizer(spec, run_file.absolute().parent / TOKENIZER_NAME, BlobStore(blobs_dir))
+        _take_tokenizer(spec, run_file.absolute().parent / TOKENIZER_NAME, store)
+    if imports_dir.is_dir():
+        take_imports(spec, BlobStore(imports_dir), store)
+    if spec.data.tokenizer_hash and store.has(spec.data.tokenizer_hash):
+        verify_vocabulary(spec, store.file_of(spec.data.tokenizer_hash))
 
 
 def verify_sources(spec: RunSpec, config: Config, me: str) -> None:
     """Check that a stranger's run does not read files of this machine unasked.
 
-    What is trained on goes into weights that everyone gets. A RunSpec that names no publisher, or
-    oneself, is the owner's own: he gave it on the command line.
+    What is trained on goes into weights that everyone gets. A RunSpec that is signed by oneself is
+    one's own. One that nobody has signed may come from anywhere, though it was given on the command
+    line: the owner may have been told of a run, and nothing of what it reads.
 
     Raises:
         RunSpecError: it does, and the config does not allow it.
     """
     named = sources_on_disk(spec.data.sources)
-    if named and spec.publisher not in ("", me) and not config.allow_file_sources:
+    if named and spec.publisher != me and not config.allow_file_sources:
+        whose = "is a stranger's" if spec.publisher else "is signed by nobody"
         raise RunSpecError(
-            f"run {spec.name} is a stranger's and would read {', '.join(named)} on this machine:"
+            f"run {spec.name} {whose} and would read {', '.join(named)} on this machine:"
             " what is in there could be read out of the weights",
-            hint="if that is what you want, set `allow_file_sources = true` in the settings",
+            hint="if it is a run of your own, `allmende publish FILE` signs it as yours; to allow"
+            " this to all runs, `allmende config set allow_file_sources true`",
         )
+
+
+def take_imports(spec: RunSpec, imports: BlobStore, store: BlobStore) -> None:
+    """Put what `allmende import` has read for this run into its store, without a second copy.
+
+    Args:
+        spec: the run.
+        imports: what was imported.
+        store: the run's. Once it has a later state, the first one is needed no more.
+
+    Raises:
+        StorageFullError: there is no room.
+    """
+    wanted = [spec.data.tokenizer_hash] if spec.data.tokenizer_hash else []
+    genesis = spec.genesis.state_hash
+    if spec.genesis.is_given and imports.has(genesis):
+        state_bytes = imports.size_bytes(genesis)
+        if all(store.size_bytes(blob_id) != state_bytes for blob_id in store.list_ids()):
+            wanted.append(genesis)
+    for blob_id in wanted:
+        if imports.has(blob_id) and not store.has(blob_id):
+            _adopt_link(imports.file_of(blob_id), store)
+
+
+def _adopt_link(file: Path, store: BlobStore) -> None:
+    """Have `file` in the store too: one file of two names, or a copy where that cannot be."""
+    link = store.directory / f".{file.name}.link"
+    link.unlink(missing_ok=True)
+    with telling_full_disk(link):
+        try:
+            os.link(file, link)
+        except OSError:  # another file system, or one without links
+            shutil.copy(file, link)
+    store.adopt_file(link)
 
 
 def _take_tokenizer(spec: RunSpec, file: Path, store: BlobStore) -> None:

@@ -40,6 +40,13 @@ _SILENT = (
 _SILENT_ENDS = (
     f"it has listened to the others for {LISTEN_ROUNDS:g} rounds, or to nobody for {ALONE_ROUNDS:g}"
 )
+_GIVEN_ALONE = (
+    "The run begins from weights that are not on this machine, and no other member is connected to "
+    "have them from: `allmende start --bootstrap` takes the address of one."
+)
+_GIVEN_NOWHERE = (
+    "Nobody who is connected gives the weights that the run begins from: they are asked again."
+)
 _REGARDLESS = "Whatever the idle policy says (`--ignore-idle`)."
 
 
@@ -153,7 +160,9 @@ class StatusSource:
             return f"{self.driver.storage_problem}.", "the disk can be written to again"
         if self.driver.files.genesis_problem:
             problem = self.driver.files.genesis_problem
-            return f"Round 0 cannot be built: {problem}.", "that is mended: it is tried each minute"
+            what = "begun from" if self.spec.genesis.is_given else "built"
+            reason = f"Round 0 cannot be {what}: {problem}."
+            return reason, "that is mended: it is tried again by itself"
         if self.driver.machine.is_silent:
             return _SILENT, _SILENT_ENDS
         return None
@@ -192,8 +201,16 @@ class StatusSource:
         if self.aggregator.pid is None or self.trainer.pid is None:
             return "Starting the trainer and the aggregator."
         if self.driver.machine.tip is None:
-            return "Building the weights of round 0."
+            return self._what_is_begun_from()
         return "The trainer is loading the model."
+
+    def _what_is_begun_from(self) -> str:
+        if not self.driver.machine.rules.is_genesis_given:
+            return "Building the weights of round 0."
+        progress = self.driver.state_progress
+        if not self.swarm.peers() and not (progress and progress.is_complete):
+            return _GIVEN_ALONE
+        return _GIVEN_NOWHERE if progress is None else describe_progress(progress)
 
     def status(self) -> Status:
         """Return the whole status."""

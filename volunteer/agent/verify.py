@@ -58,11 +58,18 @@ class DemoCheck(msgspec.Struct, frozen=True, kw_only=True):
     listed_by_author: dict[str, int]
     """Commits that list a contribution of this peer with non-zero content and weight."""
     problems: list[str]
+    given_genesis: str = ""
+    """State hash of the weights that the run begins from; empty: those were computed as well."""
 
     def sentences(self) -> list[str]:
         """Return it in words."""
+        begun_from = (
+            f"  The run begins from weights that cannot be computed ({self.given_genesis[:12]}...):"
+            " they were taken from a volunteer's disk, and are what the RunSpec's hash says."
+        )
         return [
             f"Checked afterwards, from {self.num_records} signed records of the volunteers:",
+            *([begun_from] if self.given_genesis else []),
             f"  {self.commits_reproduced} of {self.num_commits} commits reproduced bit for bit:"
             " computing them again gave the same weights.",
             f"  Leaving out any one contribution gave other weights, in {self.drops_noticed} of"
@@ -164,8 +171,9 @@ def _know(spec: RunSpec, records: dict[str, SignedRecord]) -> Knowledge:
 def _gather_blobs(
     spec: RunSpec, homes: list[Path], known: Knowledge, store: BlobStore, problems: list[str]
 ) -> None:
-    """Copy the contributions' blobs from whoever has them; their names are their hashes."""
-    wanted = sorted({c.blob_id for c in known.contributions.values()})
+    """Copy the contributions' blobs, and a given genesis, from whoever has them, by their hash."""
+    given = [spec.genesis.state_hash] if spec.genesis.is_given else []
+    wanted = sorted({*given, *(c.blob_id for c in known.contributions.values())})
     for home in homes:
         locations = Locations.from_environment({HOME_VARIABLE: str(home)})
         blobs_dir = locations.blobs_dir(spec.run_id, DENSE_MODULE)
@@ -178,6 +186,8 @@ def _gather_blobs(
                 problems.append(f"{home.name} keeps a damaged blob {blob_id[:12]}")
             elif not store.has(blob_id):
                 store.add_bytes(data)
+    lacking = [blob_id for blob_id in given if not store.has(blob_id)]
+    problems += [f"nobody has the weights that the run begins from: {i[:12]}" for i in lacking]
     for commit_id, facts in known.facts.items():
         for contribution_id in sorted(facts.listed):
             blob_id = known.contributions[contribution_id].blob_id
@@ -220,6 +230,7 @@ class _Replay:
             drops_noticed=self._noticed,
             listed_by_author=dict(self._listed_by),
             problems=self._problems,
+            given_genesis=self._spec.genesis.state_hash if self._spec.genesis.is_given else "",
         )
 
     async def _replay_chain(self, chain: list[str]) -> None:

@@ -87,6 +87,8 @@ def cheapest_state(known: Knowledge, missing: Sequence[str], stock: Stock) -> st
     for commit_id in missing:
         bytes_above[commit_id] = so_far
         so_far += _blob_bytes(known, commit_id, oldest, stock)
+    if known.rules.is_genesis_given and not known.states:
+        so_far += state_bytes  # replaying begins with the genesis
     costs = {
         commit_id: bytes_above[commit_id]
         + max(0, state_bytes - stock.state_parts.get(commit_id, 0))
@@ -120,21 +122,28 @@ def _blob_bytes(known: Knowledge, commit_id: str, oldest: int, stock: Stock) -> 
     return num_bytes
 
 
-def needs_of_state(known: Knowledge, best: str, tip: str | None, *, has_failed: bool) -> Needs:
+def needs_of_state(
+    known: Knowledge, best: str, tip: str | None, failures_of: Callable[[str], int]
+) -> Needs:
     """Return what is missing to hold the state of `best`, which is usable.
 
     Args:
         known: what is known.
         best: the commit to get to.
         tip: where we stand; blobs far below it are deleted.
-        has_failed: whether the last try could not be done: then try the other way.
+        failures_of: how often in a row a state could not be had: then try the other way.
     """
+    genesis = known.rules.genesis_id
     missing = _down_to(known, best, known.states)
-    if missing and missing[-1] == known.rules.genesis_id:
+    if missing and missing[-1] == genesis:
+        if known.rules.is_genesis_given:
+            is_genesis_next = failures_of(best) > failures_of(genesis)
+            return Needs(state_of=genesis if is_genesis_next else best)
         missing.pop()  # the genesis state is built, not fetched
         return Needs(state_of=best) if missing else Needs()
     if not missing:
         return Needs()
+    has_failed = failures_of(best) % 4 >= 2
     lowest = missing[-1]
     tip_height = 0 if tip is None else known.facts[tip].height
     is_too_old = known.facts[lowest].height <= tip_height - known.rules.journal_rounds

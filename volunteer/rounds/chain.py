@@ -58,6 +58,8 @@ class ChainRules:
     """Heights below the tip of which blobs and states are kept by everyone."""
     state_bytes: int = 0
     """Of a state's file; 0: not known, and a state counts as cheaper to fetch than any blobs."""
+    is_genesis_given: bool = False
+    """Whether the genesis state cannot be computed: it is fetched, as any other."""
 
     def __hash__(self) -> int:
         """Hash what tells runs apart: ranks are looked up by the rules at every event."""

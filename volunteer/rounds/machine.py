@@ -162,17 +162,22 @@ class Machine:
             ends_at_s = self.applied_at_s + self.timing.round_s
             closed_at_s = ends_at_s if self.closed_at_s is None else self.closed_at_s
             self._outsiders.let_in(self.tip, closed_at_s, now_s)
+        if self.tip is None and self.rules.is_genesis_given:
+            self._ask_for_missing(now_s)  # a later state, where nobody keeps the genesis any more
         self._seek_tip(now_s)
         if self.tip is not None:
-            facts, start = self._facts(), self._start_of_choice()
-            self._actions += self._fetching.what_is_missing(
-                facts, start, now_s, is_contributing=self.is_contributing
-            )
+            self._ask_for_missing(now_s)
         # Blobs are asked for all at once: a second look would ask for no more.
         is_same = all(isinstance(action, ev.FetchBlob) for action in self._actions[num_before:])
         is_same = is_same and not self._fetching.has_set_aside
         self._is_settled = is_same and self.tip is not None
         self._requests.looked_at_s = now_s
+
+    def _ask_for_missing(self, now_s: float) -> None:
+        facts = self.known.facts[self.tip or self.rules.genesis_id]
+        self._actions += self._fetching.what_is_missing(
+            facts, self._start_of_choice(), now_s, is_contributing=self.is_contributing
+        )
 
     def _take_in(self, event: ev.Event, now_s: float) -> bool:
         """Take in all but a record; return whether to look at everything again."""
@@ -288,8 +293,7 @@ class Machine:
         if best in self.known.states:
             self._move(best, now_s)
             return
-        failures = self._requests.failures_of(best)
-        needs = needs_of_state(self.known, best, self.tip, has_failed=failures % 4 >= 2)
+        needs = needs_of_state(self.known, best, self.tip, self._requests.failures_of)
         # A paused member leaves its machine alone.
         if self.is_contributing:
             self._actions += self._fetching.state(needs, now_s)
@@ -373,12 +377,8 @@ class Machine:
         self._encoded_bases.add(event.base)
         self._written_blobs.add(event.blob_id)
         self.tokens_since_contribution = 0
-        contribution = self._drafts.contribution(
-            base,
-            event,
-            vote=self.ballot.may_vote(base),
-            harmful=self._verdicts.get(event.base),
-        )
+        vote, harmful = self.ballot.may_vote(base), self._verdicts.get(event.base)
+        contribution = self._drafts.contribution(base, event, vote=vote, harmful=harmful)
         self.ballot.note_vote(contribution)
         self._publish(contribution)
 

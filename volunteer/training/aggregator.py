@@ -31,7 +31,6 @@ from p2p.blobstore import BlobStore
 from p2p.errors import BlobStoreFullError, P2PError
 from volunteer.errors import (
     ContributionRejectedError,
-    RunSpecError,
     StorageFullError,
     VolunteerError,
 )
@@ -75,7 +74,7 @@ from volunteer.training.contribution_blob import (
     BlobKey,
     read_contribution_blob,
 )
-from volunteer.training.genesis import genesis_slices
+from volunteer.training.genesis import make_genesis, verify_given_genesis
 from volunteer.training.layout import num_parameters
 from volunteer.training.seen_files import MAX_SEEN, SeenFiles
 from volunteer.training.similarity import norm
@@ -143,15 +142,11 @@ class Aggregator:
                 return StateVerified(request_id=command.request_id, state_hash=command.state_hash)
 
     def _build_genesis(self, command: BuildGenesis) -> StateBuilt:
-        state_hash = write_state_slices(
-            genesis_slices(self._spec), self._num_parameters, self._store
-        )
-        if state_hash != self._spec.genesis.state_hash:
-            self._store.delete(state_hash)
-            raise RunSpecError(
-                f"the genesis that the RunSpec describes has the hash {state_hash}, "
-                f"and it states {self._spec.genesis.state_hash}"
-            )
+        state_hash = self._spec.genesis.state_hash
+        if self._spec.genesis.is_given:
+            self._read_state(state_hash)
+        else:
+            make_genesis(self._spec, self._store)
         return StateBuilt(request_id=command.request_id, state_hash=state_hash, outcomes=())
 
     def _validate_blob(self, command: ValidateBlob) -> BlobValidated:
@@ -263,6 +258,8 @@ class Aggregator:
             self._num_parameters,
             is_known_finite=self._seen.is_checked(state_hash, SharedState),
         )
+        if self._spec.genesis.is_given and state_hash == self._spec.genesis.state_hash:
+            verify_given_genesis(state)
         self._seen.note_checked(state_hash, SharedState)
         return state
 

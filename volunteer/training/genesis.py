@@ -1,6 +1,7 @@
 """The weights of round 0, the same on every machine that has the RunSpec.
 
-Runs in: aggregator; packaging computes the hash that a RunSpec carries. Pure.
+Runs in: aggregator, import; packaging computes the hash that a RunSpec carries. Pure, but for
+`make_genesis`. A run may also begin from weights that exist: those are not made here.
 
 Parameter i reads bytes 8 i .. 8 i + 7 of a blake3 output stream keyed by the seed, as four unsigned
 16-bit integers. Their centred sum is an integer below 2^18 with a bell-shaped distribution (cut at
@@ -22,9 +23,11 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from p2p.blobstore import BlobStore
+from volunteer.errors import RunSpecError
 from volunteer.run import RunSpec
 from volunteer.training.layout import ParameterSlot, model_layout, num_parameters
-from volunteer.training.state import SharedState, StateSlice, state_hash_of
+from volunteer.training.state import SharedState, StateSlice, state_hash_of, write_state_slices
 
 _CONTEXT = b"allmende/genesis-weights/1\x00"
 _DRAW_BYTES = 8
@@ -44,13 +47,65 @@ def build_genesis(spec: RunSpec) -> SharedState:
     return SharedState(weights_P=weights_P, momentum_P=torch.zeros_like(weights_P))
 
 
+def make_genesis(spec: RunSpec, store: BlobStore) -> str:
+    """Put the state of round 0 into the store, and return its hash.
+
+    Raises:
+        RunSpecError: it is another one than the RunSpec states, or one that is not made.
+        StorageFullError: no room; nothing is left behind.
+    """
+    state_hash = write_state_slices(genesis_slices(spec), num_parameters(spec.model), store)
+    if state_hash != spec.genesis.state_hash:
+        store.delete(state_hash)
+        raise RunSpecError(
+            f"the genesis that the RunSpec describes has the hash {state_hash}, "
+            f"and it states {spec.genesis.state_hash}"
+        )
+    return state_hash
+
+
+def write_given_genesis(weights_P: Tensor, store: BlobStore) -> str:
+    """Put a state of these weights and no momentum into the store, and return its hash.
+
+    Args:
+        weights_P: fp32, shape (P,), on the CPU.
+        store: where it goes.
+
+    Raises:
+        CheckpointCorruptError: an element is not finite.
+        StorageFullError: no room; nothing is left behind.
+
+    Cost: 8 P bytes of disk.
+    """
+    starts = range(0, len(weights_P), _SLICE_ELEMENTS)
+    pieces = ((start, weights_P[start : start + _SLICE_ELEMENTS]) for start in starts)
+    slices = (StateSlice(start, part_S, torch.zeros_like(part_S)) for start, part_S in pieces)
+    return write_state_slices(slices, len(weights_P), store)
+
+
+def verify_given_genesis(state: SharedState) -> None:
+    """Check what the hash of a state that a run begins from cannot say.
+
+    Raises:
+        RunSpecError: it has momentum, so the first step would not be what is contributed.
+    """
+    if bool(torch.any(state.momentum_P)):
+        raise RunSpecError("the state that the run begins from has outer momentum")
+
+
 def genesis_hash(spec: RunSpec) -> str:
     """Return the state hash of round 0, for `spec.genesis.state_hash` (whose value is not used)."""
     return state_hash_of(genesis_slices(spec), num_parameters(spec.model))
 
 
 def genesis_slices(spec: RunSpec) -> Iterator[StateSlice]:
-    """Make the state of round 0 piece by piece, for models that should not lie in memory whole."""
+    """Make the state of round 0 piece by piece, for models that should not lie in memory whole.
+
+    Raises:
+        RunSpecError: it is none that can be made.
+    """
+    if spec.genesis.is_given:
+        raise RunSpecError("the run begins from weights that exist: they cannot be computed")
     for slot in model_layout(spec.model):
         scale = _scale(slot, spec.model.num_layers)
         for start in range(slot.offset, slot.end, _SLICE_ELEMENTS):

@@ -175,7 +175,7 @@ def tokenizer_file(spec: RunSpec, store: BlobStore) -> bytes | None:
 
 
 def _load(content: bytes) -> Any:  # noqa: ANN401 - the library has no types of its own
-    _verify_json(content)
+    verify_tokenizer_json(content)
     # One thread: the owner has said how many, and the library would take a core each.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
@@ -215,7 +215,7 @@ class _Shape(msgspec.Struct):
     decoder: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def _verify_json(content: bytes) -> None:
+def verify_tokenizer_json(content: bytes) -> None:
     """Check that it is JSON at all, not nested without end, before native code parses it."""
     if len(content) > MAX_TOKENIZER_BYTES:
         raise RunSpecError(f"the run's tokenizer has more than {MAX_TOKENIZER_BYTES} bytes")

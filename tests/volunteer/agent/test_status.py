@@ -91,12 +91,27 @@ def test_the_strongest_reason_is_the_state(chosen: tuple[bool, ...]) -> None:
         assert not resumes_when
 
 
+GIVEN = {"has_tip": False, "is_genesis_given": True}
+LOOKED_FOR = StateProgress(
+    round_index=0, held_bytes=0, total_bytes=10, bytes_per_s=0.0, num_peers=0, is_complete=False
+)
+HERE = dataclasses.replace(LOOKED_FOR, held_bytes=10, is_complete=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"trainer_pid": None}, "Starting the trainer and the aggregator."),
         ({"aggregator_pid": None}, "Starting the trainer and the aggregator."),
         ({"has_tip": False}, "Building the weights of round 0."),
+        (GIVEN, status_module._GIVEN_NOWHERE),
+        ({**GIVEN, "is_alone": True}, status_module._GIVEN_ALONE),
+        ({**GIVEN, "progress": LOOKED_FOR}, "Looking for who has the shared weights of round 0."),
+        ({**GIVEN, "is_alone": True, "progress": LOOKED_FOR}, status_module._GIVEN_ALONE),
+        (
+            {**GIVEN, "is_alone": True, "progress": HERE},
+            "Checking the shared weights of round 0.",
+        ),
         ({}, "The trainer is loading the model."),
     ],
 )

@@ -111,7 +111,7 @@ def test_far_blobs_that_are_all_here_are_cheaper_than_any_state(state_bytes: int
     chain = ChainBuilder(dataclasses.replace(make_rules(), state_bytes=state_bytes))
     commits = chain.rounds(chain.genesis, "a", 12)
     chain.known.hold_state(chain.genesis)
-    needs = needs_of_state(chain.known, commits[-1], chain.genesis, has_failed=False)
+    needs = needs_of_state(chain.known, commits[-1], chain.genesis, lambda _: 0)
     expected = Needs(compute=commits[0]) if way == "compute" else Needs(state_of=commits[-1])
     assert needs == expected
 
@@ -168,3 +168,74 @@ def test_a_state_that_could_not_be_had_leaves_both_ways_open() -> None:
     assert asked_for(done) >= chain.facts(commits[2]).listed
     done = desk.wait(2.0)
     assert [fetch.commit_id for fetch in only(done, ev.FetchState)] == [commits[4]]
+
+
+# ---------------------------------------------------------------- a genesis that is not computed
+
+
+def given_chain(state_bytes: int = 500) -> ChainBuilder:
+    rules = dataclasses.replace(make_rules(), state_bytes=state_bytes, is_genesis_given=True)
+    return ChainBuilder(rules)
+
+
+def newcomer(chain: ChainBuilder) -> Desk:
+    """A member that has no state, and knows all records."""
+    desk = Desk(chain, "z")
+    desk.feed(*(ev.RecordArrived(i, record) for i, record in chain.records.items()))
+    return desk
+
+
+def states_asked_for(actions: list[ev.Action]) -> list[str]:
+    return [fetch.commit_id for fetch in only(actions, ev.FetchState)]
+
+
+def test_a_given_genesis_is_fetched_and_again_when_nobody_had_it() -> None:
+    chain = given_chain()
+    desk = newcomer(chain)
+    assert not states_asked_for(desk.wait(0.0)), "a paused member leaves its machine alone"
+    assert states_asked_for(desk.feed(ev.ContributingChanged(True))) == [chain.genesis]
+    assert not states_asked_for(desk.wait(100.0))
+    desk.feed(ev.RequestFailed(chain.genesis))
+    assert states_asked_for(desk.wait(1.0)) == [chain.genesis]
+    assert desk.machine.tip is None
+    moved = only(desk.feed(ev.StateHeld(chain.genesis)), ev.MoveTo)
+    assert [(move.commit_id, move.round_index) for move in moved] == [(chain.genesis, 0)]
+
+
+def test_a_genesis_of_a_seed_is_never_fetched() -> None:
+    chain = ChainBuilder(dataclasses.replace(make_rules(), state_bytes=500))
+    chain.rounds(chain.genesis, "abc", 6)
+    desk = newcomer(chain)
+    assert not states_asked_for(desk.feed(ev.ContributingChanged(True)) + desk.wait(100.0))
+
+
+@pytest.mark.parametrize(("blobs_held", "is_far"), [(True, False), (False, True)])
+def test_who_comes_late_takes_a_later_state_and_needs_no_genesis(
+    blobs_held: bool, is_far: bool
+) -> None:
+    chain = given_chain(state_bytes=10**6)  # dearer than all blobs, which begin with the genesis
+    commits = chain.rounds(chain.genesis, "abc", 12 if is_far else 2)
+    desk = newcomer(chain)
+    if blobs_held:
+        desk.learn()
+    done = desk.feed(ev.ContributingChanged(True))
+    (wanted,) = states_asked_for(done)
+    assert wanted == (commits[-2] if is_far else commits[-1])
+    desk.feed(ev.StateHeld(wanted))
+    assert desk.machine.tip == wanted
+    assert chain.genesis not in desk.machine.known.states
+
+
+def test_a_young_chain_is_replayed_from_a_given_genesis_where_nobody_gives_its_state() -> None:
+    chain = given_chain()
+    commits = chain.rounds(chain.genesis, "abc", 2)
+    desk = newcomer(chain)
+    desk.learn()
+    assert states_asked_for(desk.feed(ev.ContributingChanged(True))) == [commits[-1]]
+    done = desk.feed(ev.RequestFailed(commits[-1]))
+    assert states_asked_for(done) == [chain.genesis]
+    done = desk.feed(ev.StateHeld(chain.genesis))
+    assert [compute.commit_id for compute in only(done, ev.ComputeState)] == [commits[0]]
+    desk.feed(ev.StateHeld(commits[0]))
+    done = desk.feed(ev.StateHeld(commits[1]))
+    assert desk.machine.tip == commits[1]

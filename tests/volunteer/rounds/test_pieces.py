@@ -176,7 +176,7 @@ def test_near_states_are_computed_and_far_ones_fetched_and_the_other_way_after_f
     chain = ChainBuilder()
     commits = chain.rounds(chain.genesis, "a", heights)
     chain.known.hold_state(chain.genesis)
-    needs = needs_of_state(chain.known, commits[-1], chain.genesis, has_failed=has_failed)
+    needs = needs_of_state(chain.known, commits[-1], chain.genesis, lambda _: 2 * has_failed)
     if (heights > 8) == has_failed:
         assert needs == Needs(compute=commits[0])
     else:
@@ -189,9 +189,9 @@ def test_states_below_the_journal_are_fetched() -> None:
     chain.known.hold_state(chain.genesis)
     branch = chain.rounds(tip[0], "b", 1)[-1]  # at height 2, and the tip at 12
     chain.known.hold_state(tip[0])
-    needs = needs_of_state(chain.known, branch, tip[-1], has_failed=False)
+    needs = needs_of_state(chain.known, branch, tip[-1], lambda _: 0)
     assert needs == Needs(state_of=branch)
-    assert needs_of_state(chain.known, branch, tip[8], has_failed=False) == Needs(compute=branch)
+    assert needs_of_state(chain.known, branch, tip[8], lambda _: 0) == Needs(compute=branch)
 
 
 # ------------------------------------------------------------------------------- speed
