@@ -20,7 +20,9 @@ from tui.config_verb import config_app
 from tui.demo import demo
 from tui.doctor import doctor
 from tui.export import export
+from tui.import_verb import import_model
 from tui.lab import lab_app
+from tui.publish_verb import publish
 from tui.service_verb import service_app
 from tui.setup import setup
 from tui.wording import clean
@@ -49,6 +51,8 @@ app.add_typer(service_app, name="service")
 app.command()(demo)
 app.command()(doctor)
 app.command()(export)
+app.command("import")(import_model)
+app.command()(publish)
 app.command()(setup)
 
 LogSource = Literal["agent", "trainer", "aggregator", "sampler"]

@@ -275,7 +275,8 @@ def test_help_lists_exactly_the_verbs_that_work(home: Path) -> None:
     assert "Without a command it opens the dashboard, and starts contributing" in words
     assert listed == {
         "start", "stop", "pause", "resume", "status", "stats", "peers", "logs", "sample", "demo",
-        "config", "lab", "version", "doctor", "setup", "service", "export",
+        "config", "lab", "version", "doctor", "setup", "service", "export", "import",
+        "publish",
     }  # fmt: skip
 
 
