@@ -177,6 +177,8 @@ def start(
     )
     locations = _locations()
     running = launch.find_agent(locations)
+    if running is None or options.to_argv():
+        launch.verify_wishes(locations, options)
     if running is not None:
         launch.verify_same_options(running, options)
     else:
@@ -272,7 +274,7 @@ def stats(
     days: arguments.LastDays = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what this machine has given, or what became of each contribution."""
+    """Say what this machine has given, and what became of it."""
     if last is not None:
         from tui.contributions import show_contributions
 
@@ -353,7 +355,10 @@ def sample(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print text from the current shared weights, on the CPU; also while paused."""
+    """Print text from the shared weights; also while paused.
+
+    It is written on the CPU: a GPU that is free for others stays so.
+    """
     from tui.sample import ask_sample, sample_text
 
     written = ask_sample(_locations(), prompt, max_tokens, temperature, seed)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from tui.wording import format_bytes
 from volunteer.locations import Locations
 
 if TYPE_CHECKING:
@@ -51,8 +52,10 @@ def get_setting(
         _write(msgspec.json.encode(values).decode())
         return
     for name, value in values.items():
-        is_default = value == DEFAULTS[name]
-        _write(f"{name} = {toml_of(value)}{'' if is_default else '  # yours'}")
+        notes = [] if value == DEFAULTS[name] else ["yours"]
+        if "_bytes" in name and value:
+            notes.append(format_bytes(value) + ("/s" if name.endswith("_per_s") else ""))
+        _write(f"{name} = {toml_of(value)}{'  # ' + ', '.join(notes) if notes else ''}")
 
 
 # A number may be negative, if only to be refused for what it is.
@@ -61,7 +64,10 @@ def set_setting(
     key: Key,
     values: Annotated[
         list[str],
-        typer.Argument(metavar="VALUE...", help="The value; for a list, each of its entries."),
+        typer.Argument(
+            metavar="VALUE...",
+            help="The value, bytes also as 20GB; for a list, each of its entries.",
+        ),
     ],
 ) -> None:
     """Change a setting. What can never work is refused, and the file stays as it was."""

@@ -37,7 +37,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """Check this machine: what is seen, what it means, the command that helps.
+    """Check this machine: what is seen, and the command that helps.
 
     Exit status 1 if something is to be fixed. Needs no agent, and changes nothing.
     """

@@ -39,7 +39,10 @@ def export(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made if need be.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """Write the current shared weights as Hugging Face's libraries load them; also while paused."""
+    """Write the shared weights as Hugging Face's libraries load them.
+
+    Also while paused: they are those of the latest round that is here.
+    """
     exported = export_model(Locations.from_environment(os.environ), directory)
     text = msgspec.json.encode(exported).decode() if as_json else export_text(exported)
     sys.stdout.write(text + "\n")

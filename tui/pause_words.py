@@ -36,6 +36,8 @@ def cost_sentence(status: Status) -> str:
     """Say in one sentence what a pause costs now."""
     if not is_training(status):
         return "Nothing is trained just now: a pause costs nothing."
+    if status.state != "contributing" and not status.tokens_since_contribution:
+        return "Nothing has been trained in this round yet: a pause loses nothing, but misses it."
     return f"{round_left(status)}; pausing now keeps your steps but misses this round."
 
 

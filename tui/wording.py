@@ -54,7 +54,10 @@ def format_rate(tokens_per_s: float | None) -> str:
 
 def format_bytes(num_bytes: int) -> str:
     """Return `1.40 MB` (decimal units)."""
-    return f"{format_scaled(num_bytes)}B" if num_bytes >= 1000 else f"{num_bytes} B"
+    if num_bytes < 1000:
+        return f"{num_bytes} B"
+    scaled = format_scaled(num_bytes)
+    return f"{scaled[:-1]} {scaled[-1]}B"
 
 
 def format_loss(loss: float | None, stderr: float | None = None, unit: str = "") -> str:

@@ -19,6 +19,12 @@ from volunteer.errors import ConfigError
 from volunteer.files import replace_file, turn_in_folder
 
 _UNCHANGED = "the settings stay as they were"
+_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SCALES |= {f"{scale}i": 2 ** (10 * power) for power, scale in enumerate("kmgt", start=1)}
+_AMOUNT = re.compile(
+    r"(?P<number>\d{1,6}(\.\d{1,6})?) ?(?P<scale>[kmgt]i?)b?(/s)?", re.IGNORECASE | re.ASCII
+)
+"""Bytes as people write them: 20GB, 1.5 GiB, 500k, 2MB/s."""
 _YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
 FIXED_KEYS = frozenset(
@@ -120,6 +126,9 @@ def parse_value(key: str, values: Sequence[str]) -> object:
         if text.lower() not in (*_YES, *_NO):
             raise ConfigError(f"`{key}` {RULES[key](text)}", hint=_UNCHANGED)
         return text.lower() in _YES
+    amount = _AMOUNT.fullmatch(text) if "_bytes" in key else None
+    if amount is not None:
+        return round(float(amount["number"]) * _SCALES[amount["scale"].lower()])
     try:
         return float(text) if isinstance(default, float) else int(text)
     except ValueError as error:

@@ -235,7 +235,7 @@ async def test_tabs(agent: FakeAgent, locations: Locations) -> None:
             await pilot.press(key)
             assert tabs.current == tab
         await wait_text(pilot, app, "#gift", "Rounds confirmed")
-        assert "39.8MB" in text_of(app, "#traffic")
+        assert "39.8 MB" in text_of(app, "#traffic")
         await pilot.press("2")
         await wait_text(pilot, app, "#all-peers", "…00000008")
 

@@ -299,5 +299,5 @@ async def test_a_snooze_of_half_an_hour(agent: FakeAgent, locations: Locations) 
     async with app.run_test() as pilot:
         await wait_text(pilot, app, "#headline", "Contributing")
         await pilot.press("z", "h")
-        await wait_text(pilot, app, "#headline", "7.60GB of GPU memory are free again.")
+        await wait_text(pilot, app, "#headline", "7.60 GB of GPU memory are free again.")
         assert [r.args for r in agent.requests if r.verb == "pause"] == [{"for_s": 1800.0}]

@@ -117,7 +117,7 @@ def test_pause_and_resume(home: Path, fake: FakeAgent) -> None:
         "Round 12, step 3100, closes in about 5 min 50 s; pausing now keeps your steps but misses"
         " this round.",
         "Paused for 2 h 00 min. `allmende resume` ends the pause.",
-        "  2 processes ended within 1.2 s, 7.60GB of GPU memory are free again.",
+        "  2 processes ended within 1.2 s, 7.60 GB of GPU memory are free again.",
     ]
     assert [r.verb for r in fake.requests] == ["status", "pause", "status"], "the cost comes first"
     assert fake.requests[1].args == {"for_s": 7200.0}

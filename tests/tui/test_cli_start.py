@@ -37,6 +37,8 @@ def test_start_runs_the_agent_detached_and_says_how_to_stop_it(started_home: Pat
     other = run(started_home, "start", "--threads", "3", code=FAKE_START)
     assert other.returncode == 1
     assert "not with these flags" in other.stderr
+    never = run(started_home, "start", "--device", "gpu9", code=FAKE_START)
+    assert "--device must be auto, cpu," in never.stderr, "said before it is stopped for nothing"
 
     assert run(started_home, "stop").returncode == 0
     agent.wait(timeout=10)

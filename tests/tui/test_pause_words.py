@@ -31,6 +31,15 @@ def test_the_cost_of_a_pause_is_not_made_up() -> None:
     assert len(pause_words.pause_cost(None)) == 1
 
 
+@pytest.mark.parametrize("state", ["starting", "catching_up"])
+def test_before_the_first_step_no_round_is_said_to_close(state: str) -> None:
+    young = make_status(state=state, tokens_since_contribution=0, round_elapsed_s=700.0)
+    said = "Nothing has been trained in this round yet: a pause loses nothing, but misses it."
+    assert pause_words.cost_sentence(young) == said
+    begun = make_status(state=state, round_elapsed_s=700.0)
+    assert pause_words.cost_sentence(begun).startswith("Round 12, step 3100, is closing now;")
+
+
 @pytest.mark.parametrize("state", ["paused", "waiting", "stopped"])
 def test_where_nothing_is_trained_a_pause_costs_nothing(state: str) -> None:
     status = make_status(state=state, tokens_since_contribution=0)
@@ -58,7 +67,7 @@ def test_what_is_to_be_finished_is_said_with_what_comes_then() -> None:
             2,
             7_600_000_000,
             "",
-            "2 processes ended within 1.2 s, 7.60GB of GPU memory are free again.",
+            "2 processes ended within 1.2 s, 7.60 GB of GPU memory are free again.",
         ),
         (1, None, "", "1 process ended within 1.2 s."),
         (0, None, "", ""),

@@ -19,9 +19,9 @@ def test_each_day_begins_with_its_sum() -> None:
     ]
     assert day_table(days) == (
         ("Day (UTC)", "Traffic", "Sent", "Received"),
-        ("2026-11-30", "all", "2.50MB", "20.0MB"),
-        ("", "contributions", "500kB", "0 B"),
-        ("", "states", "2.00MB", "20.0MB"),
-        ("2026-11-29", "all", "3.00kB", "1 B"),
-        ("", "sync", "3.00kB", "1 B"),
+        ("2026-11-30", "all", "2.50 MB", "20.0 MB"),
+        ("", "contributions", "500 kB", "0 B"),
+        ("", "states", "2.00 MB", "20.0 MB"),
+        ("2026-11-29", "all", "3.00 kB", "1 B"),
+        ("", "sync", "3.00 kB", "1 B"),
     )

@@ -270,7 +270,7 @@ def test_traffic_by_purpose() -> None:
     assert view_state.traffic_table(stats) == (
         ("Traffic", "Sent", "Received"),
         ("blob", "0 B", "12 B"),
-        ("gossip", "81.0kB", "0 B"),
+        ("gossip", "81.0 kB", "0 B"),
     )
 
 

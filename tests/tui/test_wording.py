@@ -84,7 +84,7 @@ def test_stopwatch() -> None:
 
 def test_bytes() -> None:
     assert wording.format_bytes(999) == "999 B"
-    assert wording.format_bytes(1_400_000) == "1.40MB"
+    assert wording.format_bytes(1_400_000) == "1.40 MB"
 
 
 def test_utc_is_shown_as_local_time() -> None:

@@ -121,6 +121,28 @@ def test_what_is_of_no_use_for_another_reason_is_not_written(file: Path) -> None
     assert file.read_text() == MINE
 
 
+@pytest.mark.parametrize(
+    ("typed", "num_bytes"),
+    [
+        ("20GB", 20 * 10**9),
+        ("1.5 GiB", 3 * 2**29),
+        ("500m", 500 * 10**6),
+        ("1TB", 10**12),
+        ("80000000", 80_000_000),
+        ("0", 0),
+    ],
+)
+def test_bytes_are_taken_as_people_write_them(file: Path, typed: str, num_bytes: int) -> None:
+    assert change_setting(file, "disk_max_bytes", [typed]).disk_max_bytes == num_bytes
+    assert f"disk_max_bytes = {num_bytes}\n" in file.read_text()
+
+
+@pytest.mark.parametrize(("key", "typed"), [("threads", "2k"), ("disk_max_bytes", "20 apples")])
+def test_what_is_no_amount_of_bytes_is_refused(file: Path, key: str, typed: str) -> None:
+    with pytest.raises(ConfigError, match="must be a whole number"):
+        change_setting(file, key, [typed])
+
+
 def test_an_unknown_setting_is_guessed_at(file: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_setting(file, "idle_minuets")

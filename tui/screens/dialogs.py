@@ -38,7 +38,7 @@ background; this is only a view of it.
   z           snooze: pause for a while
   q, ctrl+c   close the view; contribution goes on
   Q           stop the agent, then close the view
-  s           start the agent, where none runs; again with the same flags
+  s           start the agent where none runs, with the flags it had
   1 2 3 tab   Dashboard, Peers, Stats
   ctrl+p      all commands, and other colours
   ?           this help; escape closes it

@@ -16,16 +16,10 @@ from volunteer.run import RunSpec
 from volunteer.training.sources.files import has_text
 
 LOOK_EVERY_S = 60.0
-_MENDS = f"`{SET_PRIVATE_DATA}` and a new start of the agent mend that."
-NOT_SET = (
-    "This run also reads a folder of your own (`private:`), and none is set:"
-    f" it is left out here. {_MENDS}"
-)
-NOT_THERE = f"The folder that `private_data` names is not there: it is left out. {_MENDS}"
-NO_TEXT = (
-    "The folder that `private_data` names has no text (.txt, .md, .jsonl, .parquet):"
-    f" it is left out. {_MENDS}"
-)
+_MENDS = f"`{SET_PRIVATE_DATA}`, then start the agent anew."
+NOT_SET = f"`private:` is left out, since no folder is set: {_MENDS}"
+NOT_THERE = f"`private:` is left out, since the folder of `private_data` is not there: {_MENDS}"
+NO_TEXT = f"`private:` is left out, since there is no text in its folder: {_MENDS}"
 
 
 def private_note(spec: RunSpec, private_dir: str) -> str:

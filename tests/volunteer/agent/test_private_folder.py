@@ -34,6 +34,7 @@ def test_what_is_missing_is_told_with_the_command_and_without_the_path(tmp_path:
     for note in (NOT_SET, NOT_THERE, NO_TEXT):
         assert "`allmende config set private_data ~/FOLDER`" in note
         assert "diary" not in note
+        assert len(note) < 150, "two lines of a narrow view"
     (folder / "deep").mkdir()
     (folder / "deep" / "Letter.TXT").write_text("dear")
     assert private_note(PRIVATE, str(folder)) == ""
