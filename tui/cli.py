@@ -181,10 +181,8 @@ def start(
         launch.verify_wishes(locations, options)
     if running is not None:
         launch.verify_same_options(running, options)
-    else:
-        launch.verify_wishes(locations, options)
-        if foreground:
-            sys.exit(launch.exec_agent(options.to_argv()))
+    elif foreground:
+        sys.exit(launch.exec_agent(options.to_argv()))
     current = running or launch.start_agent(locations, options.to_argv())
     if as_json:
         _write_json(current)
