@@ -143,7 +143,10 @@ class Machine:
                 self._wake()
         if self._is_awake:
             # Time alone changes the outcome only where something is held back, or has failed.
-            if must_look or self.known.early or self._requests.is_any_due(now_s):
+            ends_at_s = self.applied_at_s + self.timing.round_s
+            closed_at_s = ends_at_s if self.closed_at_s is None else self.closed_at_s
+            is_let_in = self.known.early and self._outsiders.let_in(self.tip, closed_at_s, now_s)
+            if is_let_in or must_look or self._requests.is_any_due(now_s):
                 self._look(now_s)
             if self.tip is not None:
                 self._say_farewell()
@@ -158,10 +161,6 @@ class Machine:
     def _look(self, now_s: float) -> None:
         """Move to where to stand, and ask for what is missing."""
         num_before = len(self._actions)
-        if self.known.early:
-            ends_at_s = self.applied_at_s + self.timing.round_s
-            closed_at_s = ends_at_s if self.closed_at_s is None else self.closed_at_s
-            self._outsiders.let_in(self.tip, closed_at_s, now_s)
         if self.tip is None and self.rules.is_genesis_given:
             self._ask_for_missing(now_s)  # a later state, where nobody keeps the genesis any more
         self._seek_tip(now_s)

@@ -40,15 +40,18 @@ class Outsiders:
         members = rosters[0] | rosters[1]
         return self.known.me in members and commit.proposer not in members
 
-    def let_in(self, tip: str | None, closed_at_s: float, now_s: float) -> None:
+    def let_in(self, tip: str | None, closed_at_s: float, now_s: float) -> bool:
         """Let those in whose turn has come, that members stand on, or that we have passed by.
 
         Args:
             tip: where this member stands; None: nowhere yet.
             closed_at_s: when the round there closed, or closes at the latest, on its own clock.
             now_s: that clock.
+
+        Returns:
+            Whether there were any.
         """
-        known_since_s = self._known_since_s
+        known_since_s, num_before = self._known_since_s, len(self.known.early)
         self._known_since_s = {i: known_since_s.get(i, now_s) for i in self.known.early}
         for commit_id in sorted(self.known.early):
             commit = self.known.commits[commit_id]
@@ -60,6 +63,7 @@ class Outsiders:
                 or (commit.parent != tip and self._is_passed(commit, tip))
             ):
                 self.known.let_in(commit_id)
+        return len(self.known.early) < num_before
 
     def _delay_s(self, commit: Commit) -> float:
         parent = self.known.facts[commit.parent]
