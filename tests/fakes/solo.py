@@ -73,10 +73,12 @@ TOKENS = 100
 ROUND_S = 8.0
 
 
-def solo_spec() -> RunSpec:
-    """Return an open run whose genesis state is a text."""
+def solo_spec(*, is_given: bool = False) -> RunSpec:
+    """Return an open run whose genesis state is a text: a given one, or one that is made."""
     spec = load_builtin_run("demo")
     genesis = msgspec.structs.replace(spec.genesis, state_hash=blob_id_of_bytes(GENESIS_STATE))
+    if is_given:
+        genesis = msgspec.structs.replace(genesis, source="weights", seed=0)
     return msgspec.structs.replace(spec, genesis=genesis)
 
 
@@ -272,10 +274,14 @@ class Solo:
     """One run of an agent's driver on a disk."""
 
     def __init__(
-        self, disk: Disk, nursery: trio.Nursery, network: FakeNetwork | None = None
+        self,
+        disk: Disk,
+        nursery: trio.Nursery,
+        network: FakeNetwork | None = None,
+        spec: RunSpec | None = None,
     ) -> None:
         self.disk = disk
-        self.spec = solo_spec()
+        self.spec = spec or solo_spec()
         self.record_log = RecordLog(disk.folder / "records.sqlite")
         self.ledger = Ledger(disk.folder / "stats.sqlite")
         rules = chain_rules(self.spec)

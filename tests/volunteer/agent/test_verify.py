@@ -18,7 +18,7 @@ from trio.testing import MockClock
 from p2p.blobstore import BlobStore
 from tests.fakes.members import PEOPLE
 from tests.fakes.network import FakeNetwork
-from tests.fakes.solo import Disk, FakeAggregator, Solo, solo_spec
+from tests.fakes.solo import GENESIS_STATE, Disk, FakeAggregator, Solo, solo_spec
 from tests.fakes.virtual_time import in_nursery, run_threads_inline, run_virtual
 from volunteer.agent import demo as demo_module
 from volunteer.agent import driver as driver_module
@@ -36,7 +36,7 @@ from volunteer.rounds.records import (
     parse_envelope,
     record_id_of,
 )
-from volunteer.run import format_run_spec
+from volunteer.run import RunSpec, format_run_spec
 
 NUM_ROUNDS = 5
 
@@ -73,10 +73,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def train(folder: Path, nursery: trio.Nursery, clock: MockClock) -> None:
+async def train(
+    folder: Path, nursery: trio.Nursery, clock: MockClock, spec: RunSpec | None = None
+) -> None:
     network = FakeNetwork()
-    disks = [Disk(module_dir(folder, n), PEOPLE[n]) for n in range(2)]
-    solos = [Solo(disk, nursery, network) for disk in disks]
+    disks = [Disk(module_dir(folder, n, spec), PEOPLE[n]) for n in range(2)]
+    disks[0].store.add_bytes(GENESIS_STATE)
+    solos = [Solo(disk, nursery, network, spec) for disk in disks]
     for solo in solos:
         await solo.start()
         nursery.start_soon(solo.exchange.run, 0.5, lambda: None)
@@ -86,9 +89,9 @@ async def train(folder: Path, nursery: trio.Nursery, clock: MockClock) -> None:
         solo.close()
 
 
-def module_dir(folder: Path, number: int) -> Path:
+def module_dir(folder: Path, number: int, spec: RunSpec | None = None) -> Path:
     home = Locations.from_environment({HOME_VARIABLE: str(folder / f"volunteer-{number}")})
-    return home.module_dir(solo_spec().run_id, "dense")
+    return home.module_dir((spec or solo_spec()).run_id, "dense")
 
 
 def envelopes(folder: Path, number: int) -> list[bytes]:
@@ -126,6 +129,29 @@ def test_an_honest_folder_has_no_problems(folder: Path) -> None:
     assert set(check.listed_by_author) == {PEOPLE[0].peer_id, PEOPLE[1].peer_id}
     assert len(check.heads) == 2
     assert f"{check.num_commits} of {check.num_commits} commits" in " ".join(check.sentences())
+
+
+def test_a_given_genesis_is_taken_from_whoever_has_it_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = solo_spec(is_given=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_module, "now_s", trio.current_time)
+        patch.setattr(trio.to_thread, "run_sync", run_threads_inline)
+        run_virtual(
+            in_nursery(lambda nursery, clock: train(tmp_path, nursery, clock, spec)), jumps=True
+        )
+    monkeypatch.setattr(verify_module, "AggregatorService", TwinService)
+    (tmp_path / "demo.toml").write_text(format_run_spec(spec), "utf-8")
+    check = verify_demo(tmp_path)
+    assert check.problems == []
+    assert check.given_genesis == spec.genesis.state_hash
+    assert "weights that cannot be computed" in " ".join(check.sentences())
+    for number in range(2):
+        store = BlobStore(module_dir(tmp_path, number, spec) / "blobs")
+        assert store.has(spec.genesis.state_hash), "the second one has fetched it"
+        store.delete(spec.genesis.state_hash)
+    assert "nobody has the weights that the run begins from" in problems(tmp_path)
 
 
 def listed_blob(folder: Path) -> str:
