@@ -34,6 +34,8 @@ COLUMNS = (
     "dropped",
     "bans",
     "listed",
+    "excluded",
+    "struck",
     "broken",
 )
 
@@ -54,8 +56,18 @@ def row_of(result: SeedResult, cpu_s: float) -> list[object]:
         result.num_dropped,
         result.num_bans,
         round(result.listed_fraction, 3),
+        result.num_excluded,
+        result.num_struck,
         result.broken,
     ]
+
+
+def columns_of(file: Path) -> list[str]:
+    """Return the columns that a file has: one begun by an older version may lack some."""
+    if not file.exists():
+        return list(COLUMNS)
+    with file.open(encoding="utf-8", newline="") as lines:
+        return next(csv.reader(lines))
 
 
 def done_in(file: Path) -> set[int]:
@@ -68,18 +80,19 @@ def done_in(file: Path) -> set[int]:
 
 def run(scenario: Scenario, seeds: range, file: Path) -> Iterator[SeedResult]:
     """Run the seeds that `file` lacks, and add each as soon as it is done."""
-    done = done_in(file)
+    done, columns = done_in(file), columns_of(file)
     is_new = not file.exists()
     with file.open("a", encoding="utf-8", newline="") as out:
-        writer = csv.writer(out, lineterminator="\n")
+        writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
         if is_new:
-            writer.writerow(COLUMNS)
+            writer.writeheader()
         for seed in seeds:
             if seed in done:
                 continue
             began_s = time.process_time()
             (result,) = run_seeds(scenario, [seed])
-            writer.writerow(row_of(result, time.process_time() - began_s))
+            row = row_of(result, time.process_time() - began_s)
+            writer.writerow(dict(zip(COLUMNS, row, strict=True)))
             out.flush()
             yield result
 

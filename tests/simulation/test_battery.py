@@ -28,6 +28,13 @@ def test_seeds_that_are_there_are_not_run_again(tmp_path: Path) -> None:
     assert done_in(file) == {0, 1, 2}
 
 
+def test_a_file_with_fewer_columns_goes_on_with_those(tmp_path: Path) -> None:
+    file = tmp_path / "seeds.csv"
+    file.write_text("seed,heads,broken\n0,1,\n", encoding="utf-8")
+    assert [result.seed for result in run(make_scenario(3, 2, ("loss",)), range(2), file)] == [1]
+    assert file.read_text(encoding="utf-8").splitlines()[1:] == ["0,1,", "1,1,"]
+
+
 def test_the_exit_status_tells_whether_all_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
