@@ -37,7 +37,6 @@ from volunteer.run import (
     read_run_spec,
 )
 from volunteer.tokenizer_json import MAX_TOKENIZER_BYTES, num_tokens_of
-from volunteer.training.child_process import lower_priority
 from volunteer.training.export import byte_tokenizer
 from volunteer.training.genesis import write_given_genesis
 from volunteer.training.import_weights import ImportedModel, read_huggingface
@@ -46,7 +45,6 @@ from volunteer.training.tokenizer import verify_tokenizer_json
 DEFAULT_LIKE: Final = "commons"
 _BYTES: Final = "bytes"
 _SPEC_MODE: Final = 0o644
-_NICENESS: Final = 19
 _STATE_BYTES: Final = 8
 """Per parameter: fp32 weights and momentum."""
 
@@ -203,8 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--like", type=Path)
     parser.add_argument("--bytes", action="store_true")
     options = parser.parse_args(arguments)
-    lower_priority(_NICENESS)
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # at normal priority: the owner waits for it
     wishes = Wishes(name=options.name, like=options.like, has_bytes=options.bytes)
     try:
         made = import_run(options.folder, options.imports, options.spec, wishes)
