@@ -257,8 +257,8 @@ async def _wait_up(home: Path, process: subprocess.Popen[bytes]) -> Status:
                 return status
         await trio.sleep(POLL_S / 5)  # noqa: TID251 - a period
     log_file = _locations(home).log_dir / "agent.log"
-    words = last_words(log_file)
-    raise VolunteerError(f"an agent did not come up: {words}" if words else "no agent came up")
+    words = last_words(log_file) or f"see {log_file}"
+    raise VolunteerError(f"an agent did not come up: {words}")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

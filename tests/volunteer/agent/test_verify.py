@@ -345,16 +345,22 @@ def test_folders_that_cannot_be_are_told(
 
 
 DEAD = "import sys; sys.exit(1)"
+REFUSING = "import sys; sys.exit('2026-11-30 22:00:00,000 ERROR volunteer.agent it needs 8 GB')"
 MUTE = "import time; time.sleep(1000)"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [DEAD, MUTE], ids=["ends at once", "never answers"])
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [(DEAD, "see /"), (MUTE, "see /"), (REFUSING, "volunteer.agent it needs 8 GB")],
+    ids=["ends at once", "never answers", "says why"],
+)
 def test_an_agent_that_does_not_come_up_is_told_and_all_are_ended(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     program: str,
+    said: str,
 ) -> None:
     started = []
     popen = subprocess.Popen
@@ -365,7 +371,7 @@ def test_an_agent_that_does_not_come_up_is_told_and_all_are_ended(
         return process
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(demo_module, "UP_DEADLINE_S", 0.3)
+    monkeypatch.setattr(demo_module, "UP_DEADLINE_S", 20.0 if program is REFUSING else 0.3)
     assert run_main("--dir", str(tmp_path / "d"), "--volunteers", "2") == 1
-    assert "did not come up: see " in capsys.readouterr().err
+    assert f"did not come up: {said}" in capsys.readouterr().err
     assert [process.poll() is not None for process in started] == [True]
