@@ -49,6 +49,19 @@ def test_a_mistake_is_no_damage(tmp_path: Path) -> None:
         values(database)
 
 
+def test_a_check_that_is_mistaken_is_no_damage(tmp_path: Path) -> None:
+    """SQLite 3.40's quick check is, about a key in another order than its columns."""
+    schema = """CREATE TABLE IF NOT EXISTS pairs (
+        one TEXT NOT NULL, other TEXT NOT NULL, PRIMARY KEY (other, one)) WITHOUT ROWID"""
+    database = Database(tmp_path / "db", schema=schema, version=1)
+    database.run(lambda connection: connection.execute("INSERT INTO pairs VALUES ('a', 'b')"))
+    database.close()
+    again = Database(tmp_path / "db", schema=schema, version=1)
+    rows = again.run(lambda connection: connection.execute("SELECT * FROM pairs").fetchall())
+    assert rows == [("a", "b")]
+    again.close()
+
+
 def test_transactions_wait_for_the_disk(tmp_path: Path) -> None:
     database = open_database(tmp_path / "db")
     pragmas = ("journal_mode", "synchronous", "locking_mode")

@@ -261,7 +261,19 @@ def test_a_loss_that_is_not_a_number_is_none(ledger: Ledger) -> None:
 def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "stats.sqlite")
     ledger.set_totals(RUN, MODULE, 10, 1)
+    made: list[tuple[str, int, tuple[str, ...]]] = [("first", 4, ()), ("second", 10, ("first",))]
+    for contribution_id, tokens, carries in made:
+        ledger.record_contribution(
+            run_id=RUN,
+            module_id=MODULE,
+            contribution_id=contribution_id,
+            round_index=0,
+            tokens=tokens,
+            new_tokens=tokens - 4 * len(carries),
+            carries=carries,
+        )
     before = ledger.stats()
+    assert before.tokens_in_flight == 10
     assert before.done_as_of_utc[:10] == now_utc()[:10]
     ledger.close()
     ledger = Ledger(tmp_path / "stats.sqlite")
