@@ -25,7 +25,7 @@ import torch
 from p2p.blobstore import BlobStore
 from p2p.errors import P2PError
 from volunteer.data.builtin import load_builtin_run
-from volunteer.errors import RunSpecError, VolunteerError
+from volunteer.errors import CheckpointCorruptError, RunSpecError, VolunteerError
 from volunteer.files import make_private_dir, replace_file, telling_full_disk
 from volunteer.run import (
     DataSpec,
@@ -90,7 +90,11 @@ def import_run(folder: Path, imports_dir: Path, spec_file: Path, wishes: Wishes)
     Cost: 8 P bytes of disk, 4 P bytes of memory.
     """
     template = load_builtin_run(DEFAULT_LIKE) if wishes.like is None else read_run_spec(wishes.like)
-    found = read_huggingface(folder)
+    try:
+        found = read_huggingface(folder)
+    except CheckpointCorruptError as error:
+        hint = "save or fetch the model again, all its files"
+        raise CheckpointCorruptError(f"{folder}: {error}", hint=hint) from error
     tokenizer = _read_tokenizer(found, folder, has_bytes=wishes.has_bytes)
     make_private_dir(imports_dir)
     imports = BlobStore(imports_dir)

@@ -8,7 +8,7 @@ What a run's model cannot be (biases, scaled positions, another epsilon) is refu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -18,8 +18,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from p2p.blobstore import MAX_BLOB_BYTES
 from volunteer.errors import CheckpointCorruptError, VolunteerError
 from volunteer.run import ModelSpec
+from volunteer.training.blob_format import MAX_HEADER_BYTES
 from volunteer.training.export import (
     CONFIG_NAME,
     TOKENIZER_NAME,
@@ -33,6 +35,9 @@ from volunteer.training.model import NORM_EPSILON
 INDEX_NAME: Final = "model.safetensors.index.json"
 _OUTPUT_NAME: Final = "lm_head.weight"
 _MAX_JSON_BYTES: Final = 16 * 1024 * 1024
+_LEAST_ITEM_BYTES: Final = 2
+_STATE_ITEM_BYTES: Final = 8
+"""fp32 weights and momentum."""
 _DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 _FIELDS: Final = {
     "num_layers": "num_hidden_layers",
@@ -70,10 +75,12 @@ def read_huggingface(folder: Path) -> ImportedModel:
     Cost: 4 P bytes, and the largest tensor of the files.
     """
     model = model_of_config(_read_json(folder / CONFIG_NAME))
+    files = _weight_files(folder)
+    _verify_size(num_parameters(model), files)
     weights_P = torch.empty(num_parameters(model))
     slots = {hugging_face_name(slot): slot for slot in model_layout(model)}
     missing = set(slots)
-    for file in _weight_files(folder):
+    for file in files:
         for name, tensor in _tensors_of(file):
             if name == _OUTPUT_NAME and model.tied_embeddings:
                 continue  # the library may write what is tied twice
@@ -97,6 +104,28 @@ def read_huggingface(folder: Path) -> ImportedModel:
         weights_P=weights_P,
         tokenizer_file=tokenizer_file if tokenizer_file.is_file() else None,
     )
+
+
+def _verify_size(num: int, files: Iterable[Path]) -> None:
+    """Check that there may be so many parameters, before memory is asked for them.
+
+    Raises:
+        VolunteerError: no state of a run could hold them.
+        CheckpointCorruptError: the files cannot.
+        OSError: one cannot be read.
+    """
+    if _STATE_ITEM_BYTES * num > MAX_BLOB_BYTES - MAX_HEADER_BYTES:
+        raise VolunteerError(
+            f"it has {num / 1e9:.1f} billion parameters: a run's state has at most"
+            f" {MAX_BLOB_BYTES / 1e9:.1f} GB, {_STATE_ITEM_BYTES} bytes a parameter",
+            hint="import a smaller model",
+        )
+    num_bytes = sum(file.stat().st_size for file in files)
+    if num_bytes < _LEAST_ITEM_BYTES * num:
+        raise CheckpointCorruptError(
+            f"its weights have {num_bytes} bytes, too few for the {num:,} parameters of its config",
+            hint="fetch the folder again, all of it",
+        )
 
 
 def model_of_config(config: Mapping[str, Any]) -> ModelSpec:

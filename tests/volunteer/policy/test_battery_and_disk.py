@@ -162,6 +162,14 @@ def test_what_a_tree_takes_is_its_blocks_and_not_its_holes(tmp_path: Path) -> No
     assert read_tree_bytes(tmp_path / "gone") == 0
 
 
+def test_a_file_of_two_names_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "imported").write_bytes(b"x" * 100_000)
+    alone = read_tree_bytes(tmp_path)
+    os.link(tmp_path / "imported", tmp_path / "runs" / "state")
+    assert read_tree_bytes(tmp_path) == alone
+
+
 def test_own_data_is_added_up_only_where_it_is_limited(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 100_000)
     assert OwnDiskSource(tmp_path, Config).read() is None

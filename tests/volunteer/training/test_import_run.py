@@ -119,8 +119,9 @@ def test_damaged_weights_make_no_run(tmp_path: Path) -> None:
     make_folder(tmp_path / "model", tokenizer=BYTES)
     file = tmp_path / "model" / export.WEIGHTS_NAME
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(CheckpointCorruptError):
+    with pytest.raises(CheckpointCorruptError) as caught:
         imported(tmp_path)
+    assert caught.value.hint.startswith("save or fetch")
     assert not (tmp_path / "imports").exists()
     assert not (tmp_path / "a").exists()
 

@@ -191,9 +191,13 @@ def test_hostile_files_are_refused(folder: Path) -> None:
         with pytest.raises(CheckpointCorruptError, match="names no files"):
             read_huggingface(folder)
     (folder / INDEX_NAME).unlink()
-    (folder / export.WEIGHTS_NAME).write_bytes(b"\xff" * 64)
+    (folder / export.WEIGHTS_NAME).write_bytes(b"\xff" * (2 * num_parameters(MODEL)))
     with pytest.raises(CheckpointCorruptError, match="no safetensors"):
         read_huggingface(folder)
+    for width, said in [(4092, "too few for the"), (65520, "billion parameters")]:
+        write_model(folder, MODEL, hidden_size=width, head_dim=None)
+        with pytest.raises(VolunteerError, match=said):  # before memory is asked for
+            read_huggingface(folder)
     for text in ("[" * 10000, "[]", "{", "\x00"):
         (folder / export.CONFIG_NAME).write_text(text)
         with pytest.raises(VolunteerError, match="cannot be read"):

@@ -29,8 +29,12 @@ def read_free_bytes(folder: Path) -> int | None:
 
 
 def read_tree_bytes(folder: Path) -> int:
-    """Return what the files below `folder` take on the disk; what comes and goes may be missed."""
+    """Return what the files below `folder` take on the disk; what comes and goes may be missed.
+
+    A file of several names, as weights that were imported, counts once.
+    """
     taken = 0
+    counted: set[int] = set()
     waiting = [os.fspath(folder)]
     while waiting:
         try:
@@ -39,16 +43,20 @@ def read_tree_bytes(folder: Path) -> int:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     else:
-                        taken += _taken_bytes(entry)
+                        taken += _taken_bytes(entry, counted)
         except OSError:  # it has just been deleted
             continue
     return taken
 
 
-def _taken_bytes(entry: os.DirEntry[str]) -> int:
+def _taken_bytes(entry: os.DirEntry[str], counted: set[int]) -> int:
     try:
         status = entry.stat(follow_symlinks=False)
     except OSError:
         return 0
+    if status.st_nlink > 1:
+        if status.st_ino in counted:
+            return 0
+        counted.add(status.st_ino)
     blocks: int | None = getattr(status, "st_blocks", None)
     return status.st_size if blocks is None else blocks * _BLOCK_BYTES
