@@ -63,10 +63,21 @@ def _limit_rule(least: int, most: int = 2**50) -> Callable[[object], str]:
     def problem(value: object) -> str:
         if isinstance(value, int) and not isinstance(value, bool) and value == 0:
             return ""
-        found = _number_rule(least, most, is_whole=True)(value)
-        return f"{found} (0: no limit)" if found else ""
+        if not _number_rule(least, most, is_whole=True)(value):
+            return ""
+        bounds = f"from {_size(least)} to {_size(most)}, or 0 for no limit"
+        return f"must be a whole number of bytes {bounds}, not {_shown(value)}"
 
     return problem
+
+
+def _size(num_bytes: int) -> str:
+    """Return a bound in words: `64 MiB`, `1 MB`."""
+    for power, name in ((5, "PiB"), (4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        scale = 1024**power
+        if num_bytes % scale == 0:
+            return f"{num_bytes // scale} {name}"
+    return f"{num_bytes / 1e6:g} MB"
 
 
 def _bool_problem(value: object) -> str:

@@ -91,7 +91,7 @@ def test_a_file_that_is_not_there_is_made(tmp_path: Path) -> None:
         ("exclusive_programs", ["python3"], "it could never run"),
         ("others_cpu_limit", ["0"], "must be 0.01 to 1"),
         ("gpus", ["0"], "is no GPU's own id"),
-        ("upload_bytes_per_s", ["9"], "must be 65_536 to 1_099_511_627_776, not 9 (0: no limit)"),
+        ("upload_bytes_per_s", ["9"], "from 64 KiB to 1 TiB, or 0 for no limit, not 9"),
     ],
 )
 def test_what_cannot_be_is_refused_and_the_file_stays(
