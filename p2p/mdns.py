@@ -182,7 +182,11 @@ class _Session(ServiceListener):
         service = ServiceInfo(type_, name)
         service.load_from_cache(zc)
         if not service.text and not self._lookups.take("", time.monotonic()):
-            service.request(zc, LOOKUP_MS, question_type=DNSQuestionType.QM)
+            try:
+                service.request(zc, LOOKUP_MS, question_type=DNSQuestionType.QM)
+            except (AssertionError, ZeroconfError):  # so it says that it is being closed
+                if not self._is_over.is_set():
+                    raise
         if service.text:
             self._tell.heard(name, service.text[:MAX_TXT_BYTES])
 

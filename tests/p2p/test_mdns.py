@@ -76,6 +76,25 @@ async def test_the_event_loop_is_not_held_up() -> None:
     assert longest_s < 0.5
 
 
+def test_an_announcement_that_comes_while_it_closes_is_let_go() -> None:
+    """Zeroconf's thread goes on for a moment; it ended with a traceback."""
+    told: list[str] = []
+    events = mdns._SessionEvents(
+        heard=lambda name, text: told.append(name),
+        lost=told.append,
+        failed=told.append,
+        ended=lambda: None,
+    )
+    session = mdns._Session("00-me", "00-", (), events)
+    closed = zeroconf.Zeroconf(interfaces=["127.0.0.1"], ip_version=zeroconf.IPVersion.V4Only)
+    closed.close()
+    with pytest.raises((AssertionError, zeroconf.Error)):
+        session.add_service(closed, mdns.SERVICE, f"00-other.{mdns.SERVICE}")
+    session.stop()
+    session.add_service(closed, mdns.SERVICE, f"00-other.{mdns.SERVICE}")
+    assert told == []
+
+
 def _address_of(one: Swarm) -> Address:
     return one._keeper.addresses()[0]
 
