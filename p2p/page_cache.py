@@ -46,12 +46,15 @@ class SettledFiles:
         self._pieces: deque[tuple[Path, int, int]] = deque()
 
     def add(self, files: Iterable[Path]) -> None:
-        """Let these go from now on, in place of what was let go before and is still there."""
+        """Let these go from now on; those before them that nothing has replaced go at once."""
         pieces: deque[tuple[Path, int, int]] = deque()
         for file in files:
             with contextlib.suppress(OSError):  # it is gone
                 pieces.append((file, 0, file.stat().st_size))
-        self._pieces = pieces
+        former, self._pieces = self._pieces, pieces
+        with contextlib.suppress(IndexError):  # others may be taking from it
+            while True:
+                forget_cached(*former.popleft())
 
     def drop(self, num_bytes: int) -> None:
         """Have the system forget so many bytes of them, or what is left. Only a hint to it.

@@ -32,6 +32,10 @@ def test_what_is_let_go_is_only_forgotten(tmp_path: Path, monkeypatch: pytest.Mo
     assert dropped == [(store.file_of(first), 0, 4), (store.file_of(second), 0, 2)]
     store.settled.drop(100)
     assert dropped[2:] == [(store.file_of(second), 2, 9)]
+    let_go(store, [first], 1)
+    let_go(store, [], 0)
+    file = store.file_of(first)
+    assert dropped[3:] == [(file, 0, 1), (file, 1, 4)], "of what nothing came after, the rest too"
     monkeypatch.undo()
     let_go(store, [first, "0" * 64, second], 100)
     assert store.verify(first)
