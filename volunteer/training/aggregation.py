@@ -195,7 +195,9 @@ class _Combiner:
         for blob, clip_scale in zip(self.blobs, self.clip_scales, strict=True):
             decoded_S = torch.empty(stop - start, dtype=torch.float32)
             blob.decode_slice(start, stop, out_S=decoded_S)
-            scaled.append(decoded_S.to(torch.float64).mul_(clip_scale).to(torch.float32))
+            if clip_scale != 1.0:
+                decoded_S = decoded_S.to(torch.float64).mul_(clip_scale).to(torch.float32)
+            scaled.append(decoded_S)
         return trimmed_mean(scaled, self.weights)
 
     def _combine_sparse(self, start: int, stop: int) -> Tensor:

@@ -33,7 +33,7 @@ from torch import Tensor
 MIN_FOR_TRIM = 4
 TRIM_PART = 4
 """One in so many is cut on either side: as many as may be struck (rounds/exclusion.py)."""
-_CACHED_ELEMENTS = 2**14
+_CACHED_ELEMENTS = 2**15
 """Rows of so many elements stay in a core's cache while they are compared."""
 Comparator = tuple[int, int]
 
