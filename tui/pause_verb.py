@@ -5,7 +5,9 @@ Runs in: the command line.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 import msgspec
 import typer
@@ -15,7 +17,7 @@ from tui.pause_words import cost_sentence, finish_sentence, is_training, release
 from tui.view_state import state_sentence
 from tui.wording import format_duration
 from volunteer.answers import Status
-from volunteer.errors import ControlError
+from volunteer.errors import ControlError, NoAgentError
 from volunteer.locations import Locations
 
 STOP_DEADLINE_S = 60.0
@@ -38,7 +40,7 @@ def pause(locations: Locations, for_s: float | None, *, is_finish: bool, as_json
         is_awaited = is_finish and is_training(before)
         _write(f"{round_left(before)}." if is_awaited else cost_sentence(before))
     args: dict[str, float] = {"finish": True} if is_finish else {}
-    with _client(locations) as client:
+    with _client(locations) as client, _nothing_to("pause"):
         client.request("pause", object, args if for_s is None else {"for_s": for_s})
         current = client.request("status", Status)
     if as_json:
@@ -80,7 +82,7 @@ def stop(locations: Locations, *, is_finish: bool, as_json: bool) -> None:
     before = _status_if_quick(locations)
     if not as_json and before is not None and is_training(before):
         _write(f"{round_left(before)}.")
-    with _client(locations) as client:
+    with _client(locations) as client, _nothing_to("stop"):
         # An agent of another version must be stoppable, or it could never be replaced.
         args: dict[str, float] = {"finish": True} if is_finish else {}
         last = client.request("status", Status) if as_json else None
@@ -98,6 +100,17 @@ def stop(locations: Locations, *, is_finish: bool, as_json: bool) -> None:
         _write_json(msgspec.structs.replace(last, state="stopped", trainer_pid=None))
     else:
         _write("The agent has stopped; its work is saved. `allmende start` starts it again.")
+
+
+@contextlib.contextmanager
+def _nothing_to(verb: str) -> Iterator[None]:
+    """Say so where no agent runs: to start one is not what the owner has in mind just now."""
+    try:
+        yield
+    except NoAgentError as error:
+        if error.hint != NoAgentError.hint or str(error) != str(NoAgentError()):
+            raise  # it runs, or has just gone
+        raise NoAgentError(f"No agent is running: there is nothing to {verb}.", hint="") from error
 
 
 def _status_if_quick(locations: Locations) -> Status | None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 VERBS_THAT_NEED_AN_AGENT = [
-    "", "status", "stats", "peers", "pause", "resume", "sample", "export x", "stop"
+    "", "status", "stats", "peers", "resume", "sample", "export x"
 ]  # fmt: skip
 
 
@@ -31,6 +31,14 @@ def test_without_an_agent_the_exit_status_is_3(home: Path, verb: str) -> None:
     assert result.stderr == (
         "allmende: No agent is running.\n  hint: start one with `allmende start`\n"
     )
+
+
+@pytest.mark.parametrize("verb", ["stop", "stop --finish", "pause", "pause --for 2h"])
+def test_where_no_agent_runs_there_is_nothing_to_stop(home: Path, verb: str) -> None:
+    result = run(home, *verb.split())
+    assert (result.returncode, result.stdout) == (3, "")
+    named = verb.split()[0]
+    assert result.stderr == f"allmende: No agent is running: there is nothing to {named}.\n"
 
 
 @pytest.mark.parametrize(
