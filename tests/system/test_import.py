@@ -90,6 +90,12 @@ def test_two_others_fetch_what_was_exported_and_train_on(tmp_path: Path) -> None
     publisher.locations.config_file.write_text(
         f"upload_bytes_per_s = {SLOW_BYTES_PER_S}\n", "utf-8"
     )
+    lonely = agent_on(tmp_path / "lonely", run_file)
+    with ending([lonely]):
+        lonely.start()
+        told = lonely.wait_for("why it waits", lambda s: "not on this machine" in s.reason, 60)
+        assert "--bootstrap" in told.reason
+        assert told.state == "starting"
     with ending([publisher]):
         address = publisher.start().listen_addrs[0]
         others = [
