@@ -183,17 +183,22 @@ def start(
         launch.verify_same_options(running, options)
     elif foreground:
         sys.exit(launch.exec_agent(options.to_argv()))
-    current = running or launch.start_agent(locations, options.to_argv())
+    if running is not None and running.stops_then:
+        current = launch.take_back_stop(locations)
+    else:
+        current = running or launch.start_agent(locations, options.to_argv())
     if as_json:
         _write_json(current)
     else:
-        _write(*_started(current, was_running=running is not None))
+        _write(*_started(current, running))
 
 
-def _started(current: Status, *, was_running: bool) -> tuple[str, ...]:
-    what = "An agent runs already" if was_running else "The agent runs now"
+def _started(current: Status, running: Status | None) -> tuple[str, ...]:
+    what = "The agent runs now" if running is None else "An agent runs already"
+    is_kept = running is not None and running.stops_then
     return (
         f"{what}, in the background (process {current.agent_pid}).",
+        *(["  It was to stop with this round; now it does not."] if is_kept else []),
         *_status_head(current),
         "  see it: allmende    pause: allmende pause    stop it: allmende stop",
     )

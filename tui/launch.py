@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tui.client import ControlClient
+from tui.client import CHANGE_DEADLINE_S, ControlClient
 from tui.wording import clean
 from volunteer.answers import Status
 from volunteer.errors import ConfigError, ControlError, NoAgentError
@@ -153,6 +153,17 @@ def verify_same_options(running: Status, options: AgentOptions) -> None:
         f"an agent runs already (process {running.agent_pid}), and not with these flags",
         hint=f"`allmende stop` first; or set {HOME_VARIABLE} to another folder for a second one",
     )
+
+
+def take_back_stop(locations: Locations) -> Status:
+    """Have an agent go on that was to stop with this round: its owner starts it.
+
+    Raises:
+        ControlError: it has just ended, or refuses.
+    """
+    with ControlClient(locations.control_socket, deadline_s=CHANGE_DEADLINE_S) as client:
+        client.request("resume", object)
+        return client.request("status", Status)
 
 
 def start_agent(

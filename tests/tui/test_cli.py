@@ -163,6 +163,10 @@ def test_a_round_is_finished_before_the_stop(home: Path, fake: FakeAgent) -> Non
     assert fake.requests[1].args == {"finish": True}
     as_json = run(home, "stop", "--finish", "--json").stdout
     assert msgspec.json.decode(as_json, type=Status).stops_then
+    again = run(home, "start").stdout.splitlines()
+    assert again[0].startswith("An agent runs already")
+    assert again[1] == "  It was to stop with this round; now it does not."
+    assert not fake.status.stops_then
     assert run(home, "stop").stdout.endswith("`allmende start` starts it again.\n")
 
 
