@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from volunteer.lab.simulation.errors import BrokenRule
 from volunteer.lab.simulation.trainer_model import Contents, Snapshot, Unit
 from volunteer.rounds import events as ev
+from volunteer.rounds.chain import ChainFacts
 from volunteer.rounds.credit import WorkState, new_tokens
+from volunteer.rounds.fork_choice import is_ancestor
 from volunteer.rounds.records import Contribution
 
 if TYPE_CHECKING:
@@ -117,6 +119,8 @@ class Books:
         tip = machine.known.facts[machine.tip or ""]
         for work_id, contribution in own.items():
             can_be_listed = contribution.base in (tip.commit_id, tip.parent_id)
+            if not can_be_listed and work_id not in trainer.carried:
+                can_be_listed = _is_above(machine.known.facts, contribution.base, tip)
             if can_be_listed or machine.work.listed_at(work_id) is not None:
                 places.update(self.contents.units_of[contribution.blob_id])
             elif states[work_id] is WorkState.DROPPED:
@@ -125,3 +129,15 @@ class Books:
         if last is not None and all(last.blob_id != c.blob_id for c in machine.own.values()):
             places.update(self.contents.units_of[last.blob_id])
         return places
+
+
+def _is_above(facts: Mapping[str, ChainFacts], base: str, tip: ChainFacts) -> bool:
+    """Return whether what was made on `base` is in flight since that lies above the tip.
+
+    A member that has lost files stands lower than it did. It may not have heard yet that its
+    trainer need not carry such work; the caller sees to that.
+    """
+    above = facts.get(base)
+    return (
+        above is not None and above.height > tip.height and is_ancestor(facts, tip.commit_id, base)
+    )
