@@ -20,6 +20,16 @@ HEAVY = (
     "safetensors",
     "numpy",
 )  # only the trainer, the aggregator and the lab may import them
+LIBRARIES = (
+    "transformers",
+    "matplotlib",
+    "tokenizers",
+    "datasets",
+    "pyarrow",
+)  # only tests of the trainer, the lab and exports use them; most of the time to install
+TRAINER_TESTS = [f"--ignore=tests/volunteer/{folder}" for folder in ("training", "lab")]
+light_has_run: list[str] = []
+"""Not empty once that session has passed in this process."""
 PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
@@ -36,6 +46,12 @@ def run(session: nox.Session, tool: str, *arguments: str, silent: bool = False) 
 def add_checkout_last(purelib: object) -> None:
     """Let `import tests` work in an environment without hiding the installed package."""
     Path(str(purelib).strip(), "checkout.pth").write_text(f"{Path.cwd()}\n", encoding="utf-8")
+
+
+def light_tests() -> list[str]:
+    """Return what is in `tests/volunteer` and needs no PyTorch."""
+    found = sorted(Path("tests/volunteer").iterdir())
+    return [str(path) for path in found if f"--ignore={path.as_posix()}" not in TRAINER_TESTS]
 
 
 def pytest_arguments(session: nox.Session, marked: str = "") -> list[str]:
@@ -84,13 +100,14 @@ def docs(session: nox.Session) -> None:
 @nox.session(venv_backend="venv", reuse_venv=True)
 def light(session: nox.Session) -> None:
     """Test what needs no PyTorch where there is none."""
-    requirements = [r for r in PROJECT["project"]["dependencies"] if not r.startswith(HEAVY)]
-    session.install("--quiet", *requirements, *groups("test"))
+    wanted = (*PROJECT["project"]["dependencies"], *groups("test"))
+    session.install("--quiet", *(r for r in wanted if not r.startswith((*HEAVY, *LIBRARIES))))
     session.install("--quiet", "--no-deps", "--force-reinstall", ".")
-    session.run("python", "-c", "import importlib.util as i; assert not i.find_spec('torch')")
+    missing = f"import importlib.util as i; assert not any(map(i.find_spec, {HEAVY}))"
+    session.run("python", "-c", missing)
     add_checkout_last(session.run("python", "-c", PURELIB, silent=True))
-    heavy = [f"--ignore=tests/volunteer/{folder}" for folder in ("training", "lab")]
-    session.run("pytest", "-n", "2", *pytest_arguments(session), "tests/volunteer", *heavy)
+    session.run("pytest", "-n", "2", *pytest_arguments(session), "tests/volunteer", *TRAINER_TESTS)
+    light_has_run.append(session.name)
 
 
 @nox.session(venv_backend="none")
@@ -110,12 +127,20 @@ def install(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test against the installed package: at once what computes, then what waits.
 
-    Tests marked `system` start processes that share the cores and have deadlines: one at a time.
+    Tests marked `system` start processes. Those in `tests/system` have deadlines, the owner's or a
+    round's, and the machine for themselves; so have all hours-long ones. The others mostly wait:
+    two files at once. What `light` has run in the same `nox`, and computes, is not run again.
     With arguments of its own (`nox -s tests -- FILE`), pytest runs once.
     """
     if set(session.posargs) - {"--full"}:
         run(session, "pytest", *pytest_arguments(session), "--durations=15")
         return
-    for marked, workers in (("not system", ("-n", "2")), ("system", ())):
-        arguments = pytest_arguments(session, marked)
-        run(session, "pytest", *workers, *arguments, "--durations=15")
+    computes, system = (pytest_arguments(session, marked) for marked in ("not system", "system"))
+    two = ("-n", "2", "--durations=15")
+    again = light_tests() if light_has_run else []
+    run(session, "pytest", *two, *computes, *(f"--ignore={path}" for path in again))
+    alone = "tests"
+    if "--full" not in session.posargs:
+        alone = "tests/system"
+        run(session, "pytest", *two, "--dist=loadfile", *system, f"--ignore={alone}")
+    run(session, "pytest", "--durations=15", *system, alone)
