@@ -145,8 +145,8 @@ class OuterSpec(_Table, frozen=True, kw_only=True):
     """A high momentum pays in long runs alone; in the first rounds it overshoots."""
     aggregation: Aggregation = "mean"
     """`mean`, weighted by tokens; or `trimmed_mean`, the same without the lowest and the highest
-    quarter of the values of each element: slower to learn, harder to lead astray. Not with `topk2`,
-    of which most values are zeros that nobody sent."""
+    quarter of the values of each element, so that few large ones lead nothing astray. Not with
+    `topk2`, of which most values are zeros that nobody sent."""
 
     def at_round(self, round_index: int) -> OuterSpec:
         """Return what the step of one round is taken with, without a warm-up of its own."""
