@@ -37,7 +37,7 @@ from p2p.blob_hashes import (
 )
 from p2p.errors import BlobCorruptError, BlobStoreFullError, BlobUnavailableError, FramingError
 from p2p.framing import encode_manifest, parse_manifest
-from p2p.page_cache import SettledFiles, read_cached
+from p2p.page_cache import read_cached
 from p2p.partial_blob import PartialBlob, taken_bytes
 
 __all__ = [
@@ -106,8 +106,6 @@ class BlobStore:
             BlobStoreFullError: The folder cannot be made for want of space.
         """
         self.directory = directory
-        self.settled = SettledFiles()
-        """What is written by `write_partial_chunks` takes their memory."""
         self._known_hashes: dict[str, tuple[bytes, ...]] = {}
         with _full_disk_is_typed(directory):
             directory.mkdir(parents=True, exist_ok=True)
@@ -305,7 +303,6 @@ class BlobStore:
         """
         with _full_disk_is_typed(self.directory):
             for index, chunk in chunks.items():
-                self.settled.drop(len(chunk))
                 partial.write_chunk(index, chunk)
 
     def finish_partial(self, blob_id: str, partial: PartialBlob) -> None:

@@ -12,8 +12,6 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p import page_cache
-from p2p.blob_hashes import hashes_of_bytes
 from p2p.blobstore import (
     CHUNK_BYTES,
     BlobStore,
@@ -344,24 +342,3 @@ def test_what_lies_in_pieces_is_the_blob_of_all_its_bytes(
     assert blob_id == blob_id_of_bytes(data)
     assert store.file_of(blob_id).read_bytes() == data
     assert store.verify(blob_id)
-
-
-def test_a_chunk_that_comes_takes_the_memory_of_what_is_settled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = BlobStore(tmp_path)
-    settled = store.add_bytes(b"s" * (CHUNK_BYTES + 5))
-    data = bytes(2 * CHUNK_BYTES)
-    partial = store.open_partial(blob_id_of_bytes(data), len(data), hashes_of_bytes(data))
-    dropped: list[tuple[Path, int, int]] = []
-    monkeypatch.setattr(page_cache, "forget_cached", lambda *piece: dropped.append(piece))
-    store.settled.add([store.file_of(settled), tmp_path / "gone"])
-    assert dropped == []
-    store.write_partial_chunks(partial, dict.fromkeys(range(2), data[:CHUNK_BYTES]))
-    partial.close()
-    file = store.file_of(settled)
-    assert dropped == [(file, 0, CHUNK_BYTES), (file, CHUNK_BYTES, CHUNK_BYTES + 5)]
-    monkeypatch.undo()
-    store.settled.add([file])
-    store.settled.drop(1 << 30)
-    assert store.verify(settled)

@@ -23,7 +23,7 @@ from volunteer.agent.aggregator_service import (
 )
 from volunteer.agent.applying import CommitApplier
 from volunteer.agent.bulk_gate import BulkGate
-from volunteer.agent.cached_files import let_go, settled_blobs, written_at_close_bytes
+from volunteer.agent.cached_files import drop_all, settled_blobs
 from volunteer.agent.commit_states import CommitStates
 from volunteer.agent.priority import priority_of
 from volunteer.agent.record_log import RecordLog
@@ -94,7 +94,6 @@ class ModuleFiles:
         self.gate = BulkGate()
         self.states = StateFetch(store, swarm, aggregator, 8 * num + _HEADER_BYTES, self.gate)
         self._max_blob_bytes = int(spec.codec.bytes_per_parameter * num) + _HEADER_BYTES
-        self._written_at_close_bytes = written_at_close_bytes(spec, num)
 
     # ----------------------------------------------------------------------------- loading
 
@@ -153,8 +152,7 @@ class ModuleFiles:
         """Give back the memory that holds what the last round was made of."""
         if self.nursery is not None:
             settled = settled_blobs(machine)
-            now = self._written_at_close_bytes
-            self.nursery.start_soon(trio.to_thread.run_sync, let_go, self._store, settled, now)
+            self.nursery.start_soon(trio.to_thread.run_sync, drop_all, self._store, settled)
 
     def start(self, action: ev.Action, machine: Machine) -> None:
         """Begin what `action` says in a task of its own."""
