@@ -19,6 +19,7 @@ from volunteer.run import (
     HardwareSpec,
     InnerSpec,
     ModelSpec,
+    OuterSpec,
     RoundSpec,
     RunSpec,
     format_run_spec,
@@ -52,6 +53,9 @@ DEMO = RunSpec(
     genesis=GenesisSpec(seed=1667, state_hash=_UNKNOWN_HASH),
     data=_DATA,
     inner=InnerSpec(lr=3e-3, decay_rounds=12, batch_sequences=8),
+    # From the genesis on, momentum keeps a small model longer where it first comes to rest
+    # (LOGBOOK.md, 2026-11-30).
+    outer=OuterSpec(momentum_warmup_rounds=8),
     rounds=RoundSpec(round_s=8.0, min_grace_s=1.0),
     evaluation=EvaluationSpec(num_sequences=128),
 )

@@ -80,7 +80,7 @@ def test_the_run_ids_of_the_shipped_runs_are_pinned() -> None:
         (
             "[codec]",
             "[codec]\nround_s = 3",
-            r"no codec\.round_s: it belongs into \[rounds\] \(line 43\)$",
+            r"no codec\.round_s: it belongs into \[rounds\] \(line 44\)$",
         ),
         (
             'name = "demo"',
@@ -107,7 +107,7 @@ def test_the_run_ids_of_the_shipped_runs_are_pinned() -> None:
         ('tokenizer = "bytes"', 'tokenizer = "json:12"', "tokenizer"),
         ("[evaluation]", "[evaluation]\nmax_s = 0.0", "max_s"),
         ('id = "int4"', 'id = "int2"', "unknown"),
-        ('quorum = "1/2"', 'quorum = "3/4"', r"one of '1/2', '2/3', not '3/4' \(line 56\)$"),
+        ('quorum = "1/2"', 'quorum = "3/4"', r"one of '1/2', '2/3', not '3/4' \(line 57\)$"),
         ("[codec]", "[codec]\nladder_kept = [8, 9]", "an entry that .* multiple of 8, not 9"),
         ("seed = 1667", 'source = "sed"\nseed = 0', r"genesis\.source must be one of 'seed', 'wei"),
         ("seed = 1667", 'source = "weights"\nseed = 1', r"genesis\.seed must be 0"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.utils import clear_caches
 
 from tests.volunteer.training.loop_bench import Bench, kinds, only
 from volunteer.messages import StopTrainer
@@ -70,7 +71,16 @@ def test_without_wishes_it_is_the_plain_function() -> None:
     assert make_loss_function(is_compiled=False, is_checkpointed=False) is next_token_loss
 
 
+@pytest.fixture
+def nothing_compiled() -> None:
+    """Forget what this process has compiled: it would be taken again, and nothing be written."""
+    acceleration._compiled_layer.cache_clear()
+    torch.compiler.reset()
+    clear_caches()
+
+
 @pytest.mark.full
+@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it does itself
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_checkpointed", [False, True])
