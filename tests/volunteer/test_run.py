@@ -14,6 +14,7 @@ from volunteer.errors import RunSpecError
 from volunteer.run import (
     MAX_SPEC_BYTES,
     InnerSpec,
+    OuterSpec,
     RunSpec,
     format_run_spec,
     parse_run_spec,
@@ -22,7 +23,7 @@ from volunteer.run import (
     verify_run_spec,
 )
 
-SPEC = load_builtin_run("demo")
+SPEC = msgspec.structs.replace(load_builtin_run("demo"), outer=OuterSpec())
 TEXT = format_run_spec(SPEC)
 
 
