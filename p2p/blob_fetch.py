@@ -3,7 +3,7 @@
 The manifest is checked against the id, every chunk against the manifest, so a lie is noticed within
 one chunk and its teller is not asked again for that blob; nor is who breaks the protocol's lengths.
 A peer that is silent or gone is left alone for a while that doubles. What has arrived stays on disk
-whatever happens, and the next try goes on from there.
+(after a kill -9 all but the last half second's: chunk_writer.py); the next try goes on from there.
 """
 
 from __future__ import annotations

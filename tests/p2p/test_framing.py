@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from p2p.errors import FramingError
 from p2p.framing import (
+    LENGTH,
     BlobOp,
     BlobRequest,
     ReadSome,
@@ -23,6 +24,7 @@ from p2p.framing import (
     parse_blob_request,
     parse_length,
     parse_manifest,
+    read_answer_head,
     read_frame,
     read_reason,
     read_status,
@@ -71,6 +73,7 @@ def test_a_frame_that_is_too_large_is_refused_before_it_is_read() -> None:
 READERS: dict[str, Callable[[ReadSome], Awaitable[object]]] = {
     "frame": lambda read_some: read_frame(read_some, max_bytes=64),
     "status": read_status,
+    "answer head": read_answer_head,
     "reason": read_reason,
 }
 
@@ -132,3 +135,16 @@ def test_a_refusal_is_cut_and_made_printable() -> None:
     reason = trio.run(read)
     assert reason.startswith("no?[31m?xxx")
     assert len(reason) == 200
+
+
+@given(st.sampled_from(Status), st.integers(0, 2**32 - 1), st.integers(1, 9))
+def test_status_and_length_of_an_answer_come_together(
+    status: Status, num_bytes: int, piece_bytes: int
+) -> None:
+    head = bytes([status]) + LENGTH.pack(num_bytes)
+    read_some, _ = stream_of(head + b"rest", piece_bytes)
+
+    async def read() -> tuple[Status, bytes, bytes]:
+        return *await read_answer_head(read_some), await read_some(1)
+
+    assert trio.run(read) == (status, LENGTH.pack(num_bytes), b"r")
