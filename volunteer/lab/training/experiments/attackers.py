@@ -37,7 +37,8 @@ REMARKS = (
     " show, and by the verdicts of drawn scorers, among whom attackers say that nothing does harm.",
     "The reference has 8 honest workers: an arm with attackers also lacks their work.",
     "Spikes: the attacker's own work, but in one element of a hundred large values against the"
-    " honest ones' mean. They pass every filter; without scorers, only trimming stops them.",
+    " honest ones' mean. They pass every filter, and without scorers nobody is excluded for them;"
+    " trimming takes away a part of what they do.",
 )
 
 
