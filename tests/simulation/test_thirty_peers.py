@@ -15,13 +15,14 @@ from volunteer.lab.simulation.scenario import Scenario
 from volunteer.lab.simulation.summary import SeedResult, run_seeds
 
 pytestmark = [pytest.mark.simulation, pytest.mark.slow]
-NUM_SEEDS = 36
-"""About 3 s of a core each, so that all of tests/simulation takes about 200 s of a core."""
+NUM_SEEDS = 100
+"""Below 2.5 s of a core each, so that all of tests/simulation takes about 330 s of a core."""
 NUM_FULL_SEEDS = 1000
 SEEDS_PER_FULL_TEST = 50
 HEALED_ROUNDS, MEDIAN_HEALED_ROUNDS = 8.0, 3.0
-LEAST_PROGRESS = 0.7
-"""With halves that hear nothing of each other, closed lids and clocks that jump."""
+LEAST_PROGRESS = 0.6
+"""With halves that hear nothing of each other, closed lids and clocks that jump; and where a run's
+publisher, all of its first roster, is away for long: 0.655 in seed 315, the least of 400."""
 LIVE_PROGRESS = 0.85
 """Of the ideal, with a live quorum and delays of less than a quarter of the failover interval."""
 EVERYTHING = make_scenario(30, 30, FAULTS)
