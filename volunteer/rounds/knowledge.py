@@ -208,8 +208,7 @@ class Knowledge:
             problem = "its parent is invalid"
             records = (self.contributions, self.leavings)
             if commit.parent not in self.invalid:
-                parent = self.facts[commit.parent]
-                problem = commit_problem(self.rules, parent, commit, *records)
+                problem = commit_problem(self.rules, self.facts[commit.parent], commit, *records)
             if problem:
                 self.invalid[commit_id] = problem
                 self.bounds.note_invalid(commit_id, commit)
