@@ -102,8 +102,14 @@ def envelopes(folder: Path, number: int) -> list[bytes]:
 
 
 def commits(folder: Path) -> list[Commit]:
-    records = [parse_body(parse_envelope(data).body) for data in envelopes(folder, 0)]
-    return sorted((r for r in records if isinstance(r, Commit)), key=lambda c: c.round_index)
+    """Return the chain below the highest commit, the lowest first: others may fork off."""
+    bodies = [parse_envelope(data).body for data in envelopes(folder, 0)]
+    records = {record_id_of(body): parse_body(body) for body in bodies}
+    found = {i: record for i, record in records.items() if isinstance(record, Commit)}
+    chain = [max(found.values(), key=lambda commit: commit.round_index)]
+    while chain[-1].parent in found:
+        chain.append(found[chain[-1].parent])
+    return chain[::-1]
 
 
 def change_rows(folder: Path, number: int, statement: str, *values: object) -> None:
