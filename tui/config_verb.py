@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from volunteer.config import Config
     from volunteer.run import RunSpec
 
-DEFAULT_RUN = "commons"
 LIMIT_KEYS = frozenset({"disk_max_bytes", "ram_max_bytes", "gpu_max_bytes"})
 """What a run may need more of than the owner allows."""
 config_app = typer.Typer(
@@ -117,7 +116,7 @@ def _verify_run_can_live(config: Config) -> None:
 def _present_run() -> RunSpec:
     """Return the run of the agent that runs; without one, what a start without flags takes."""
     from tui.launch import find_agent
-    from volunteer.data.builtin import load_builtin_run
+    from volunteer.data.builtin import DEFAULT_RUN, load_builtin_run
     from volunteer.errors import ControlError
     from volunteer.run import read_run_spec
 

@@ -18,7 +18,7 @@ import psutil
 
 from volunteer.config import Config, load_config
 from volunteer.config_file import change_setting
-from volunteer.data.builtin import load_builtin_run
+from volunteer.data.builtin import DEFAULT_RUN, load_builtin_run
 from volunteer.doctor.check import LookError, within
 from volunteer.doctor.nvidia import read_nvidia
 from volunteer.errors import ConfigError, StorageFullError
@@ -28,8 +28,6 @@ from volunteer.policy.sensors.disk import read_free_bytes
 from volunteer.run import RunSpec
 from volunteer.training.layout import num_parameters
 
-RUN = "commons"
-"""What a fresh install takes part in (`agent.joined_run.DEFAULT_RUN`; checked by a test)."""
 When = Literal["idle", "always"]
 _GB = 1e9
 
@@ -108,7 +106,7 @@ def make_plan(locations: Locations, read_gpus: Callable[[], tuple[str, ...]] | N
     """
     return Plan(
         config=load_config(locations.config_file, {}),
-        spec=load_builtin_run(RUN),
+        spec=load_builtin_run(DEFAULT_RUN),
         gpus=(read_gpus or _gpus)(),
         num_cores=os.cpu_count() or 1,
         ram_bytes=psutil.virtual_memory().total,

@@ -9,7 +9,6 @@ import pytest
 
 from tests.fakes.first_run import make_plan
 from volunteer import first_run
-from volunteer.agent.joined_run import DEFAULT_RUN
 from volunteer.config import Config, load_config
 from volunteer.errors import ConfigError
 from volunteer.first_run import has_answered, keep_answers, plan_rows, when_of
@@ -100,10 +99,6 @@ def test_the_plan_goes_by_the_settings() -> None:
     assert "on cuda:1 and" in rows(config=Config(device="cuda:1"))["Trains"]
     assert "the first GPU that PyTorch can use, else 15 of 16" in rows(gpus=())["Trains"]
     assert rows(disk_free_bytes=None)["Disk"].startswith("about 1.1 GB; pauses")
-
-
-def test_the_plan_is_of_the_run_that_is_joined() -> None:
-    assert first_run.RUN == DEFAULT_RUN
 
 
 def test_the_plan_of_this_machine_is_made_without_touching_it(locations: Locations) -> None:

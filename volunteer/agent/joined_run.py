@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from p2p.identity import verify_signature
-from volunteer.data.builtin import load_builtin_run
+from volunteer.data.builtin import DEFAULT_RUN, load_builtin_run
 from volunteer.errors import RunSpecError
 from volunteer.files import make_private_dir, replace_file
 from volunteer.locations import Locations
@@ -18,8 +18,6 @@ from volunteer.rounds.chain import ChainRules
 from volunteer.rounds.records import DENSE_MODULE, genesis_id
 from volunteer.run import RunSpec, format_run_spec, read_run_spec, signed_bytes, verify_run_spec
 from volunteer.training.layout import num_parameters
-
-DEFAULT_RUN = "commons"
 
 
 def choose_run(run_file: Path | None, round_s: float | None) -> RunSpec:

@@ -10,6 +10,8 @@ from importlib import resources
 from volunteer.errors import RunSpecError
 from volunteer.run import RunSpec, parse_run_spec
 
+DEFAULT_RUN = "commons"
+"""What a start without a RunSpec takes part in."""
 _SPEC_SUFFIX = ".toml"
 
 
