@@ -180,13 +180,11 @@ def start(
     if running is None or options.to_argv():
         launch.verify_wishes(locations, options)
     if running is not None:
-        launch.verify_same_options(running, options)
+        current = launch.keep_running(locations, running, options)
     elif foreground:
         sys.exit(launch.exec_agent(options.to_argv()))
-    if running is not None and running.stops_then:
-        current = launch.take_back_stop(locations)
     else:
-        current = running or launch.start_agent(locations, options.to_argv())
+        current = launch.start_agent(locations, options.to_argv())
     if as_json:
         _write_json(current)
     else:

@@ -155,12 +155,15 @@ def verify_same_options(running: Status, options: AgentOptions) -> None:
     )
 
 
-def take_back_stop(locations: Locations) -> Status:
-    """Have an agent go on that was to stop with this round: its owner starts it.
+def keep_running(locations: Locations, running: Status, options: AgentOptions) -> Status:
+    """Have an agent go on, also if it was to stop with this round: its owner starts it.
 
     Raises:
-        ControlError: it has just ended, or refuses.
+        ControlError: it runs with other flags; or it has just ended, or refuses.
     """
+    verify_same_options(running, options)
+    if not running.stops_then:
+        return running
     with ControlClient(locations.control_socket, deadline_s=CHANGE_DEADLINE_S) as client:
         client.request("resume", object)
         return client.request("status", Status)

@@ -74,17 +74,7 @@ def source(facts: Facts) -> StatusSource:
             ),
         ),
         exchange=SimpleNamespace(members=lambda: facts.heard),
-        trainer=SimpleNamespace(
-            view=TrainerView(
-                problem=facts.problem,
-                resumes_when="it is started again" if facts.problem else "",
-                tokens_per_s=10.0,
-            ),
-            pid=facts.trainer_pid,
-            is_frozen=facts.is_trainer_frozen,
-            is_stuck=facts.is_trainer_stuck,
-            tried_in_s=facts.tried_in_s,
-        ),
+        trainer=_trainer(facts),
         aggregator=SimpleNamespace(
             is_broken=facts.is_aggregator_broken,
             pid=facts.aggregator_pid,
@@ -114,4 +104,18 @@ def source(facts: Facts) -> StatusSource:
         swarm=network.swarms["me"].as_swarm,
         is_stopping=facts.is_stopping,
         **{name: cast("Any", part) for name, part in vars(parts).items()},
+    )
+
+
+def _trainer(facts: Facts) -> SimpleNamespace:
+    return SimpleNamespace(
+        view=TrainerView(
+            problem=facts.problem,
+            resumes_when="it is started again" if facts.problem else "",
+            tokens_per_s=10.0,
+        ),
+        pid=facts.trainer_pid,
+        is_frozen=facts.is_trainer_frozen,
+        is_stuck=facts.is_trainer_stuck,
+        tried_in_s=facts.tried_in_s,
     )

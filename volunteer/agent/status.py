@@ -218,8 +218,7 @@ class StatusSource:
         machine, view = self.driver.machine, self.trainer.view
         facts = machine.known.facts[machine.tip or machine.rules.genesis_id]
         confirmed_at_s = self.keeper.last_confirmed_at_s
-        members = self.exchange.members()
-        others = sum(h.heartbeat.tokens_per_s for h in members.values())
+        others = sum(h.heartbeat.tokens_per_s for h in self.exchange.members().values())
         held_out = self.driver.held_out
         return Status(
             state=state,
