@@ -103,7 +103,7 @@ class DataSpec(_Table, frozen=True, kw_only=True):
     held_out_fraction: Annotated[float, msgspec.Meta(gt=0.0, lt=0.5)] = 0.05
     """The last part of each text, or so many of its documents, is for evaluation and is never
     trained on."""
-    tokenizer: Annotated[str, msgspec.Meta(pattern="^(bytes|json:[0-9a-f]{64})$")] = "bytes"
+    tokenizer: Annotated[str, msgspec.Meta(pattern=r"^(bytes|json:[0-9a-f]{64})\Z")] = "bytes"
     """`bytes`, or the blake3 hash of a `tokenizer.json` of Hugging Face's `tokenizers`."""
 
     @property
@@ -261,7 +261,7 @@ class RunSpec(_Table, frozen=True, kw_only=True):
     publisher: Annotated[str, msgspec.Meta(max_length=128)] = ""
     """Peer id of the publisher: the genesis roster, whose signature the spec must carry. Empty for
     an open run, whose first commit makes its roster; it comes with the package or is one's own."""
-    signature: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{128})?$")] = ""
+    signature: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{128})?\Z")] = ""
     """The publisher's Ed25519 signature of `signed_bytes`, in hex; not part of `run_id`."""
     model: ModelSpec
     genesis: GenesisSpec
@@ -314,8 +314,12 @@ def parse_run_spec(text: str, *, source: str) -> RunSpec:
         raise RunSpecError(f"{source}: larger than {MAX_SPEC_BYTES} bytes")
     try:
         spec = convert_tables(tomllib.loads(text), RunSpec, text)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
+    except RecursionError as error:
+        raise RunSpecError(f"{source}: its values are nested too deeply") from error
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise RunSpecError(f"{source}: {error}") from error
+    except ValueError as error:
+        raise RunSpecError(f"{source}: a number in it has thousands of digits") from error
     verify_run_spec(spec, source=source)
     return spec
 

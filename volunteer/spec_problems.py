@@ -94,7 +94,8 @@ def _place(table: str, key: str) -> str:
 
 def _unknown(key: str, own: Iterable[str], root: type[msgspec.Struct], table: str) -> str:
     """Say that there is no such key, and which one was meant: that of another table, or alike."""
-    shown = key if key.isascii() and key.isidentifier() else _shown(key)
+    is_plain = key.isascii() and key.isidentifier() and len(key) <= _MAX_SHOWN
+    shown = key if is_plain else _shown(key)
     said = f"there is no {_place(table, shown)}"
     for home in msgspec.structs.fields(root):
         if _is_table(home) and key in home.type.__struct_encode_fields__:
@@ -124,8 +125,16 @@ def _due(said: str, field: FieldInfo) -> str:
     found = re.fullmatch(r"Expected `(\w+)`(.*?)(?:, got `\w+`)?", said)
     if found is None:
         return f"cannot be used ({said})"
+    if "matching regex" in found[2] and _described(field.type):
+        return f"must be {_described(field.type)}"
     kind, bound = _KINDS.get(found[1], found[1]), found[2].strip()
     return f"must be {kind} {bound}" if bound else f"must be {kind}"
+
+
+def _described(kind: object) -> str:
+    """Return what a pattern means, in the words of the field's type; empty: it has none."""
+    metas = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+    return next((one.description for one in metas if getattr(one, "description", None)), "")
 
 
 def _choices(kind: object) -> tuple[object, ...]:
