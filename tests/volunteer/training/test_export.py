@@ -31,6 +31,12 @@ MOST_DIFFERENCE = 1e-4
 TEXTS = ("To be, or not", " two  blanks\n\ttab", "é ß 你 \U0001f600", "\x00\x7f", "don't")
 
 
+@pytest.fixture(autouse=True)
+def keep_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verb lowers its own process's priority; here that is pytest's."""
+    monkeypatch.setattr(export, "lower_priority", lambda niceness: None)
+
+
 @pytest.fixture
 def weights_P() -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
