@@ -70,7 +70,11 @@ def verify_publisher(spec: RunSpec, *, source: str) -> None:
         return
     signature = bytes.fromhex(spec.signature)
     if not verify_signature(spec.publisher, signed_bytes(spec), signature):
-        raise RunSpecError(f"{source}: the signature is not that of {spec.publisher}")
+        raise RunSpecError(
+            f"{source}: the signature is not that of {spec.publisher} for what the file says now",
+            hint="if the run is yours, sign it again (`allmende publish FILE`);"
+            " else take the publisher's file, unchanged",
+        )
 
 
 def verify_hardware(spec: RunSpec, ram_bytes: int, disk_free_bytes: int | None) -> None:

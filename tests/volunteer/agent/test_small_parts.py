@@ -237,8 +237,9 @@ def test_a_published_run_is_its_publishers(tmp_path: Path) -> None:
     ids=["another's", "none", "of something else", "no peer"],
 )
 def test_a_signature_that_is_not_the_publishers_is_refused(tmp_path: Path, spec: RunSpec) -> None:
-    with pytest.raises(RunSpecError, match="signature is not that of"):
+    with pytest.raises(RunSpecError, match="signature is not that of") as refused:
         choose_run(write(tmp_path, spec), None)
+    assert "allmende publish FILE" in refused.value.hint
 
 
 def test_another_round_length_is_another_run() -> None:
