@@ -190,6 +190,14 @@ def parse_config(text: str, file: Path, overrides: Mapping[str, object]) -> Conf
         in_file: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not TOML: {error}", hint="correct that line") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{file}: a number in it has thousands of digits", hint="correct that line"
+        ) from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"{file}: its values are nested too deeply", hint="correct that line"
+        ) from error
     flags = {name: value for name, value in overrides.items() if value is not None}
     found = _find_problems(in_file)
     if not found and not _find_problems(flags):

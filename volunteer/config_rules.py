@@ -6,7 +6,6 @@ Runs in: every process. Pure. A rule returns the end of a sentence, or nothing w
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Callable
 
@@ -18,12 +17,15 @@ MIN_RATE_BYTES_PER_S = 64 * 1024
 """Below it a frame of libp2p would take longer than its peers wait for it."""
 OWN_PROGRAMS = ("allmende", "python", "python3")
 """Names under which this program itself runs."""
+_MAX_SHOWN_BITS = 10_000
 _GPU_ID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[\w:.\-]{4,64}", re.IGNORECASE)
 
 
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int) and value.bit_length() > _MAX_SHOWN_BITS:
+        return "a number of thousands of digits"  # Python refuses to write it down
     text = repr(value)
     return text if len(text) <= 100 else text[:97] + "..."
 
@@ -50,7 +52,7 @@ def _number_rule(least: float, most: float, *, is_whole: bool) -> Callable[[obje
         if isinstance(value, bool) or not isinstance(value, allowed):
             return f"must be {kind}, {bounds}, not {_shown(value)}"
         assert isinstance(value, int | float)
-        if not math.isfinite(value) or not least <= value <= most:
+        if not least <= value <= most:  # nor is a NaN, and an int may be too large for a float
             return f"must be {bounds}, not {_shown(value)}"
         return ""
 
@@ -127,14 +129,21 @@ def _hours_check(text: str) -> str:
 
 
 def _program_check(text: str) -> str:
-    if not text.strip() or "/" in text or "\\" in text:
+    if not text.strip() or "/" in text or "\\" in text or not _is_unicode(text):
         return f"{_shown(text)} is no name of a program"
     if text.lower().removesuffix(".exe") in OWN_PROGRAMS:
         return f"with {_shown(text)} it could never run: this program itself is called so"
     return ""
 
 
+def _is_unicode(text: str) -> bool:
+    """Tell whether a file of UTF-8 can hold it: of a command line's other bytes none can."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def _folder_problem(value: object) -> str:
+    if isinstance(value, str) and not _is_unicode(value):
+        return f"must be a folder whose name is UTF-8, not {_shown(value)}"
     if isinstance(value, str) and (not value or re.match(r"/|~/|[A-Za-z]:[\\/]", value)):
         return ""
     return f"must be a folder's path that begins with / or ~/, or empty, not {_shown(value)}"

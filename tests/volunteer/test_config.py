@@ -160,6 +160,12 @@ def test_what_is_not_toml_is_told_with_its_line(file: Path) -> None:
     assert "not TOML" in problem
 
 
+@pytest.mark.parametrize("value", ["9" * 400, "0x" + "f" * 20000, "9" * 5000, "[" * 5000])
+def test_what_is_beyond_all_measure_is_told(file: Path, value: str) -> None:
+    (problem,) = problems_of(file, f"threads = {value}\n")
+    assert len(problem) < len(str(file)) + 250
+
+
 def test_an_unreadable_file_is_told(file: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):

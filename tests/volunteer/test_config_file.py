@@ -91,6 +91,10 @@ def test_a_file_that_is_not_there_is_made(tmp_path: Path) -> None:
         ("exclusive_programs", ["python3"], "it could never run"),
         ("others_cpu_limit", ["0"], "must be 0.01 to 1"),
         ("gpus", ["0"], "is no GPU's own id"),
+        ("disk_max_bytes", ["9" * 400], "must be a whole number of bytes"),
+        ("threads", ["9" * 4000], "must be 0 to 1_024, not a number of thousands of digits"),
+        ("exclusive_programs", ["blend\udcff"], "is no name of a program"),
+        ("private_data", ["/home/\udcff"], "whose name is UTF-8"),
         ("upload_bytes_per_s", ["9"], "from 64 KiB to 1 TiB, or 0 for no limit, not 9"),
     ],
 )
