@@ -91,4 +91,4 @@ def test_ctrl_c_ends_the_process_first(home: Path) -> None:
 def test_the_real_process_lists_its_experiments(home: Path) -> None:
     result = run(home, "lab", "list")
     assert result.returncode == 0, result.stderr
-    assert any(line.startswith("opendiloco ") for line in result.stdout.splitlines())
+    assert any(line.startswith("opendiloco: ") for line in result.stdout.splitlines())
