@@ -103,7 +103,13 @@ class DataSpec(_Table, frozen=True, kw_only=True):
     held_out_fraction: Annotated[float, msgspec.Meta(gt=0.0, lt=0.5)] = 0.05
     """The last part of each text, or so many of its documents, is for evaluation and is never
     trained on."""
-    tokenizer: Annotated[str, msgspec.Meta(pattern=r"^(bytes|json:[0-9a-f]{64})\Z")] = "bytes"
+    tokenizer: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^(bytes|json:[0-9a-f]{64})\Z",
+            description="bytes, or json: and 64 hex digits in lower case",
+        ),
+    ] = "bytes"
     """`bytes`, or the blake3 hash of a `tokenizer.json` of Hugging Face's `tokenizers`."""
 
     @property
@@ -261,7 +267,12 @@ class RunSpec(_Table, frozen=True, kw_only=True):
     publisher: Annotated[str, msgspec.Meta(max_length=128)] = ""
     """Peer id of the publisher: the genesis roster, whose signature the spec must carry. Empty for
     an open run, whose first commit makes its roster; it comes with the package or is one's own."""
-    signature: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{128})?\Z")] = ""
+    signature: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^([0-9a-f]{128})?\Z", description="128 hex digits in lower case, or empty"
+        ),
+    ] = ""
     """The publisher's Ed25519 signature of `signed_bytes`, in hex; not part of `run_id`."""
     model: ModelSpec
     genesis: GenesisSpec
@@ -358,7 +369,9 @@ def read_run_spec(file: Path) -> RunSpec:
         with file.open("rb") as stream:
             text = stream.read(MAX_SPEC_BYTES + 1).decode("utf-8")
     except OSError as error:
-        raise RunSpecError(f"{file}: {error.strerror or error}") from error
+        raise RunSpecError(
+            f"{file}: {error.strerror or error}", hint="give the path of a RunSpec that can be read"
+        ) from error
     except UnicodeDecodeError as error:
         raise RunSpecError(f"{file}: {error}") from error
     return parse_run_spec(text, source=str(file))

@@ -79,6 +79,7 @@ def test_a_run_file_that_is_not_there_is_refused_before(home: Path) -> None:
     result = run(home, "start", "--run-file", "/nowhere/run.toml")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("allmende: /nowhere/run.toml: No such file or directory\n")
+    assert "give the path of a RunSpec that can be read" in result.stderr
     assert not list(home.iterdir())
 
 

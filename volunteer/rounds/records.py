@@ -28,10 +28,19 @@ MAX_HARMFUL = 32
 """Contributions that one verdict may name: a quarter of a large commit's authors and some more."""
 _SIGNING_CONTEXT = b"allmende/record/1\x00"
 
-Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Hash = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z", description="64 hex digits in lower case"),
+]
 """Lower-case hex of a 32-byte blake3 hash: a record id, blob id, run id or state hash."""
 Peer = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}\Z")]
+Name = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}\Z",
+        description="at most 64 of a-z, 0-9, `_`, `.` and `-`, a letter or digit first",
+    ),
+]
 Height = Annotated[int, msgspec.Meta(ge=0, le=MAX_ROUND_INDEX)]
 
 

@@ -8,6 +8,7 @@ What a run's model cannot be (biases, scaled positions, another epsilon) is refu
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -21,6 +22,7 @@ from torch import Tensor
 from p2p.blobstore import MAX_BLOB_BYTES
 from volunteer.errors import CheckpointCorruptError, VolunteerError
 from volunteer.run import ModelSpec
+from volunteer.spec_problems import problems_of
 from volunteer.training.blob_format import MAX_HEADER_BYTES
 from volunteer.training.export import (
     CONFIG_NAME,
@@ -46,6 +48,11 @@ _FIELDS: Final = {
     "ffn_dim": "intermediate_size",
     "context_tokens": "max_position_embeddings",
     "vocab_size": "vocab_size",
+}
+_BESIDE: Final = {
+    "num_kv_heads": "num_key_value_heads",
+    "rope_base": "rope_theta",
+    "tied_embeddings": "tie_word_embeddings",
 }
 _DEFAULT_ROPE_BASE: Final = 10000.0
 
@@ -135,18 +142,18 @@ def model_of_config(config: Mapping[str, Any]) -> ModelSpec:
         VolunteerError: it is none that a run can have; every problem is named.
     """
     problems = list(_differences(config))
-    try:
-        model = msgspec.convert(
-            {
-                **{ours: config.get(theirs) for ours, theirs in _FIELDS.items()},
-                "num_kv_heads": config.get("num_key_value_heads") or 0,
-                "rope_base": _rope(config).get("rope_theta", _DEFAULT_ROPE_BASE),
-                "tied_embeddings": config.get("tie_word_embeddings", False),
-            },
-            ModelSpec,
-        )
-    except msgspec.ValidationError as error:
-        raise _refusal([*problems, str(error)]) from error
+    problems += [f"{key} is missing" for key in _FIELDS.values() if config.get(key) is None]
+    present = {ours: config.get(theirs) for ours, theirs in _FIELDS.items()}
+    shape = {key: value for key, value in present.items() if value is not None} | {
+        "num_kv_heads": config.get("num_key_value_heads") or 0,
+        "rope_base": _rope(config).get("rope_theta", _DEFAULT_ROPE_BASE),
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+    }
+    said = problems_of(shape, ModelSpec, "")
+    problems += [_in_their_words(one) for one in said if not one.endswith(" is missing")]
+    if problems:
+        raise _refusal(problems)
+    model = msgspec.convert(shape, ModelSpec)
     if model.num_kv_heads == model.num_heads:
         model = msgspec.structs.replace(model, num_kv_heads=0)
     if model.dim % (2 * model.num_heads) or model.num_heads % model.kv_heads:
@@ -173,6 +180,12 @@ def _differences(config: Mapping[str, Any]) -> Iterator[str]:
     kind = _rope(config).get("rope_type", _rope(config).get("type", "default"))
     if kind != "default":
         yield f"positions are scaled ({kind!r})"
+
+
+def _in_their_words(said: str) -> str:
+    """Return what is said of a key of ours as said of the key that config.json has for it."""
+    ours, _, rest = said.partition(" ")
+    return f"{(_FIELDS | _BESIDE)[ours]} {rest}"
 
 
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -213,6 +226,8 @@ def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
+    if stat.S_ISFIFO(file.stat().st_mode):
+        raise VolunteerError(f"{file} is no file")  # to open it would wait for ever
     with file.open("rb") as stream:
         text = stream.read(_MAX_JSON_BYTES + 1)
     try:

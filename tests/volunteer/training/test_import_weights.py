@@ -152,8 +152,9 @@ def test_half_precision_becomes_single(folder: Path, dtype: torch.dtype) -> None
         ({"rope_parameters": [1]}, "no table"),
         ({"head_dim": 16}, "head_dim is 16, not 8"),
         ({"num_key_value_heads": 4}, "divide"),
-        ({"hidden_size": "48"}, r"Expected `int`"),
-        ({"num_hidden_layers": 10**9}, "256"),
+        ({"hidden_size": "48"}, "hidden_size must be a whole number, not '48'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a whole number <= 256"),
+        ({"rope_theta": "far"}, "rope_theta must be a number"),
         ({"rms_norm_eps": 1e-6, "mlp_bias": True}, "mlp_bias is True.*rms_norm_eps"),
     ],
 )
@@ -163,6 +164,14 @@ def test_what_no_run_can_have_is_refused(
     write_model(tmp_path, MODEL, **changes)
     with pytest.raises(VolunteerError, match=said):
         read_huggingface(tmp_path)
+
+
+def test_a_config_of_another_kind_of_model_is_told_by_its_own_keys(tmp_path: Path) -> None:
+    (tmp_path / export.CONFIG_NAME).write_text('{"model_type": "gpt2", "n_layer": 12}')
+    with pytest.raises(VolunteerError, match="num_hidden_layers is missing") as refused:
+        read_huggingface(tmp_path)
+    assert "model_type is 'gpt2', not 'llama'" in str(refused.value)
+    assert "$" not in str(refused.value)
 
 
 def test_other_weights_than_the_configs_are_refused(folder: Path) -> None:
