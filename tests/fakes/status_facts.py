@@ -33,6 +33,7 @@ class Facts:
     decision: Decision = CONTRIBUTE
     is_trainer_frozen: bool = False
     is_trainer_stuck: bool = False
+    is_trainer_preparing: bool = False
     problem: str = ""
     tried_in_s: float | None = None
     is_aggregator_broken: bool = False
@@ -117,5 +118,6 @@ def _trainer(facts: Facts) -> SimpleNamespace:
         pid=facts.trainer_pid,
         is_frozen=facts.is_trainer_frozen,
         is_stuck=facts.is_trainer_stuck,
+        is_preparing=facts.is_trainer_preparing,
         tried_in_s=facts.tried_in_s,
     )

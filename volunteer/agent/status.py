@@ -202,6 +202,8 @@ class StatusSource:
             return "Starting the trainer and the aggregator."
         if self.driver.machine.tip is None:
             return self._what_is_begun_from()
+        if self.trainer.is_preparing:
+            return "The trainer prepares the run's texts: once, for large files in hours."
         return "The trainer is loading the model."
 
     def _what_is_begun_from(self) -> str:

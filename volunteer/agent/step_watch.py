@@ -28,6 +28,8 @@ class StepWatch:
     _is_waiting: bool = False
     """Whether it has nothing to do: started, and not told yet where to stand."""
     _has_rebased: bool = False
+    is_preparing: bool = False
+    """Whether it makes tokens of its data, and has not begun yet."""
 
     @property
     def deadline_s(self) -> float:
@@ -40,7 +42,11 @@ class StepWatch:
 
     def note_preparing(self) -> None:
         """It makes tokens of its data, which may take hours the first time, and gets on."""
-        self._silent_s = 0.0
+        self.is_preparing, self._silent_s = True, 0.0
+
+    def note_prepared(self) -> None:
+        """It has its data."""
+        self.is_preparing = False
 
     def note_placed(self) -> None:
         """It was told where to stand."""

@@ -151,6 +151,11 @@ class TrainerService:
         return self._child.pid if self._child is not None else None
 
     @property
+    def is_preparing(self) -> bool:
+        """Whether the process makes tokens of the run's texts, which it does once."""
+        return self._watch.is_preparing
+
+    @property
     def is_stuck(self) -> bool:
         """Whether it was killed and has not ended: the system holds it, as where a driver hangs."""
         return self._child is not None and self._child.was_killed
@@ -325,6 +330,7 @@ class TrainerService:
         match event:
             case TrainerStarted():
                 self._has_started = True
+                self._watch.note_prepared()
                 view.device, view.device_name = event.device, event.device_name
                 view.inner_step, view.tokens_total = event.inner_step, event.tokens_total
                 if not self.is_placed:

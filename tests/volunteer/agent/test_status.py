@@ -112,6 +112,10 @@ HERE = dataclasses.replace(LOOKED_FOR, held_bytes=10, is_complete=True)
             {**GIVEN, "is_alone": True, "progress": HERE},
             "Checking the shared weights of round 0.",
         ),
+        (
+            {"is_trainer_preparing": True},
+            "The trainer prepares the run's texts: once, for large files in hours.",
+        ),
         ({}, "The trainer is loading the model."),
     ],
 )

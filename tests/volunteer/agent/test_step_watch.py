@@ -67,5 +67,8 @@ def test_who_prepares_data_for_hours_does_not_hang() -> None:
     for _ in range(1000):
         assert not watch.is_hung(WATCH_EVERY_S)
         watch.note_preparing()
+        assert watch.is_preparing
+    watch.note_prepared()
+    assert not watch.is_preparing
     hung_after = next(n for n in range(1000) if watch.is_hung(WATCH_EVERY_S))
     assert abs(hung_after * WATCH_EVERY_S - SILENCE_DEADLINE_S) <= 2 * WATCH_EVERY_S
