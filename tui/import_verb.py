@@ -16,22 +16,12 @@ import msgspec
 import typer
 
 from tui.wording import clean
+from volunteer.answers import Imported
 from volunteer.errors import VolunteerError
 from volunteer.locations import Locations
 
 IMPORT_COMMAND = (sys.executable, "-P", "-m", "volunteer.training.import_run")
 _MAX_NAME_CHARS = 64
-
-
-class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made; `allmende import --json`. As volunteer.training.import_run says it."""
-
-    spec_file: str
-    run_id: str
-    run_name: str
-    state_hash: str
-    num_parameters: int
-    tokenizer: str
 
 
 def import_model(

@@ -1,7 +1,7 @@
 """What the agent answers with over the control socket, and `--json` prints.
 
-Runs in: agent, tui. Scripts rely on these: fields may be added, never renamed; units are in the
-names. The requests and the conversation are messages.py.
+Runs in: agent, tui, import. Scripts rely on these: fields may be added, never renamed; units are in
+the names. The requests and the conversation are messages.py.
 """
 
 from __future__ import annotations
@@ -245,3 +245,16 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Height of the commit whose weights these are."""
     seed: int
     """Gives the same text again, on this machine with these weights."""
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """`allmende import --json`: what was made. Its process says it, and no agent."""
+
+    spec_file: str
+    run_id: str
+    """While the RunSpec is as it was written."""
+    run_name: str
+    state_hash: str
+    num_parameters: int
+    tokenizer: str
+    """As in `data.tokenizer`."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from p2p.identity import load_or_create_identity, verify_signature
 from tests.tui.command_line import run
-from tui import import_verb
-from tui.import_verb import Imported, import_text, name_of
+from tui.import_verb import import_text, name_of
 from tui.publish_verb import sign_file
+from volunteer.answers import Imported
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import RunSpecError, VolunteerError
 from volunteer.locations import Locations
 from volunteer.run import RunSpec, format_run_spec, read_run_spec, signed_bytes
-from volunteer.training import import_run
 
 TEXT = "# mine\n" + format_run_spec(load_builtin_run("demo"))
 MADE = Imported(
@@ -42,10 +40,7 @@ def test_what_cannot_be_imported_is_told_in_a_line_or_two(home: Path, tmp_path: 
     assert not (tmp_path / "run.toml").exists()
 
 
-def test_both_sides_of_the_process_have_the_same_fields() -> None:
-    theirs = msgspec.json.encode(import_run.Imported(**msgspec.structs.asdict(MADE)))
-    assert msgspec.json.decode(theirs, type=Imported) == MADE
-    assert import_verb.IMPORT_COMMAND[-1] == import_run.__name__
+def test_what_was_made_is_told_with_what_comes_next() -> None:
     text = import_text(MADE)
     assert "35,472 parameters" in text
     assert "allmende start --run-file /x/run.toml" in text

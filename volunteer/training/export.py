@@ -37,6 +37,7 @@ from volunteer.training.layout import ParameterSlot, model_layout, num_parameter
 from volunteer.training.model import NORM_EPSILON
 from volunteer.training.state import read_state
 from volunteer.training.tokenizer import tokenizer_file
+from volunteer.training.verb_failure import tell_failure
 
 WEIGHTS_NAME: Final = "model.safetensors"
 CONFIG_NAME: Final = "config.json"
@@ -337,16 +338,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         origin = Provenance(spec, options.state_hash, options.round_index)
         with telling_full_disk(options.into):
             export(options.run_dir, options.module, origin, options.into)
-    except (VolunteerError, P2PError) as error:
-        return _tell(str(error), getattr(error, "hint", ""), getattr(error, "exit_code", 1))
-    except OSError as error:
-        return _tell(f"{error.filename or options.into}: {error.strerror or error}", "", 1)
+    except (VolunteerError, P2PError, OSError) as error:
+        return tell_failure(error, options.into)
     return 0
-
-
-def _tell(message: str, hint: str, exit_code: int) -> int:
-    sys.stderr.write(f"allmende: {message}\n" + (f"  hint: {hint}\n" if hint else ""))
-    return exit_code
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ import torch
 
 from p2p.blobstore import BlobStore
 from p2p.errors import P2PError
-from volunteer.data.builtin import load_builtin_run
+from volunteer.answers import Imported
+from volunteer.data.builtin import DEFAULT_RUN, load_builtin_run
 from volunteer.errors import CheckpointCorruptError, RunSpecError, VolunteerError
 from volunteer.files import make_private_dir, replace_file, telling_full_disk
 from volunteer.run import (
@@ -41,25 +42,12 @@ from volunteer.training.export import byte_tokenizer
 from volunteer.training.genesis import write_given_genesis
 from volunteer.training.import_weights import ImportedModel, read_huggingface
 from volunteer.training.tokenizer import verify_tokenizer_json
+from volunteer.training.verb_failure import tell_failure
 
-DEFAULT_LIKE: Final = "commons"
 _BYTES: Final = "bytes"
 _SPEC_MODE: Final = 0o644
 _STATE_BYTES: Final = 8
 """Per parameter: fp32 weights and momentum."""
-
-
-class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made; `allmende import --json`."""
-
-    spec_file: str
-    run_id: str
-    """While the RunSpec is as it was written."""
-    run_name: str
-    state_hash: str
-    num_parameters: int
-    tokenizer: str
-    """As in `data.tokenizer`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +77,7 @@ def import_run(folder: Path, imports_dir: Path, spec_file: Path, wishes: Wishes)
 
     Cost: 8 P bytes of disk, 4 P bytes of memory.
     """
-    template = load_builtin_run(DEFAULT_LIKE) if wishes.like is None else read_run_spec(wishes.like)
+    template = load_builtin_run(DEFAULT_RUN) if wishes.like is None else read_run_spec(wishes.like)
     try:
         found = read_huggingface(folder)
     except CheckpointCorruptError as error:
@@ -150,7 +138,10 @@ def _read_tokenizer(found: ImportedModel, folder: Path, *, has_bytes: bool) -> b
 def _is_byte_tokenizer(content: bytes) -> bool:
     """Tell whether it is what `allmende export` writes where tokens are bytes."""
     own = byte_tokenizer()
-    found = json.loads(content)
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):  # numbers of thousands of digits, in what is not looked at
+        return False
     return all(found.get(part) == own[part] for part in ("model", "normalizer", "pre_tokenizer"))
 
 
@@ -184,9 +175,16 @@ def _spec_of(
 
 
 def _write_once(file: Path, spec: RunSpec) -> None:
+    """Write the RunSpec where there is none.
+
+    Raises:
+        RunSpecError: there is another one.
+    """
     text = format_run_spec(spec).encode()
+    if not file.as_posix().isprintable():
+        raise RunSpecError(f"{file}: no name for a RunSpec", hint="name another one with `--spec`")
     if file.exists():
-        if file.read_bytes() == text:
+        if file.is_file() and file.read_bytes() == text:
             return
         raise RunSpecError(
             f"{file} is there already, and is another run's", hint="name another one with `--spec`"
@@ -209,17 +207,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wishes = Wishes(name=options.name, like=options.like, has_bytes=options.bytes)
     try:
         made = import_run(options.folder, options.imports, options.spec, wishes)
-    except (VolunteerError, P2PError) as error:
-        return _tell(str(error), getattr(error, "hint", ""), getattr(error, "exit_code", 1))
-    except OSError as error:
-        return _tell(f"{error.filename or options.folder}: {error.strerror or error}", "", 1)
+    except (VolunteerError, P2PError, OSError) as error:
+        return tell_failure(error, options.folder)
     sys.stdout.write(msgspec.json.encode(made).decode() + "\n")
     return 0
-
-
-def _tell(message: str, hint: str, exit_code: int) -> int:
-    sys.stderr.write(f"allmende: {message}\n" + (f"  hint: {hint}\n" if hint else ""))
-    return exit_code
 
 
 if __name__ == "__main__":

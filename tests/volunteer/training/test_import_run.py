@@ -15,6 +15,7 @@ import torch
 
 from p2p.blobstore import BlobStore, blob_id_of_bytes
 from tests.volunteer.training.test_import_weights import MODEL, random_P, write_model
+from volunteer.answers import Imported
 from volunteer.errors import CheckpointCorruptError, RunSpecError, VolunteerError
 from volunteer.messages import (
     AggregatorFailed,
@@ -29,7 +30,7 @@ from volunteer.training import export
 from volunteer.training.aggregator import Aggregator, answer_line
 from volunteer.training.export import byte_tokenizer
 from volunteer.training.genesis import build_genesis
-from volunteer.training.import_run import Imported, Wishes, import_run
+from volunteer.training.import_run import Wishes, import_run
 from volunteer.training.layout import num_parameters
 from volunteer.training.state import SharedState, read_state, write_state
 

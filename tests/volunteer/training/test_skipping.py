@@ -7,25 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.volunteer.training.texts import run_on, write_json_lines
+from tests.volunteer.training.texts import FailingTokenizer, run_on, write_json_lines
 from volunteer.local_data import LocalData
 from volunteer.training.data import load_corpus
 from volunteer.training.sources.documents import Piece
 from volunteer.training.sources.prepare import prepare
 from volunteer.training.sources.skipping import AT_LEAST, SkippingTokenizer
 from volunteer.training.sources.token_cache import TokenCache
-from volunteer.training.tokenizer import BytesTokenizer, EncodedText, UnreadableTextError
+from volunteer.training.tokenizer import UnreadableTextError
 
 KEY = "ab" * 32
-
-
-class FailingTokenizer(BytesTokenizer):
-    """Fails at texts with a word in them, and repeats them as it does."""
-
-    def encode(self, text: bytes) -> EncodedText:
-        if b"BAD" in text:
-            raise UnreadableTextError(f"no tokens for {text!r}")
-        return super().encode(text)
 
 
 def pieces(*texts: bytes) -> list[Piece]:

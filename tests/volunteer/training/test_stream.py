@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.volunteer.training.texts import documents
+from tests.volunteer.training.texts import FailingTokenizer, documents
 from volunteer.errors import DataUnavailableError, StorageFullError
 from volunteer.training.sources.documents import SEPARATOR, is_held_out
 from volunteer.training.sources.skipping import TOLD
@@ -22,12 +22,7 @@ from volunteer.training.sources.stream import (
     WindowReader,
     held_out_pieces,
 )
-from volunteer.training.tokenizer import (
-    BytesTokenizer,
-    EncodedText,
-    Tokenizer,
-    UnreadableTextError,
-)
+from volunteer.training.tokenizer import BytesTokenizer, Tokenizer, UnreadableTextError
 
 CONTEXT = 16
 
@@ -56,18 +51,6 @@ class ListDataset:
 
     def close(self) -> None:
         pass
-
-
-class FailingTokenizer(BytesTokenizer):
-    """Fails at texts that have a certain word in them."""
-
-    def __init__(self, word: bytes) -> None:
-        self.word = word
-
-    def encode(self, text: bytes) -> EncodedText:
-        if self.word in text:
-            raise UnreadableTextError("no tokens for this")
-        return super().encode(text)
 
 
 BYTES = BytesTokenizer()

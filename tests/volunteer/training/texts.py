@@ -14,6 +14,7 @@ from p2p.blobstore import BlobStore, blob_id_of_bytes
 from tests.volunteer.training.tiny_run import tiny_spec
 from volunteer.run import RunSpec
 from volunteer.training.sources.builtin_texts import read_builtin_text
+from volunteer.training.tokenizer import BytesTokenizer, EncodedText, UnreadableTextError
 
 VOCABULARY = 400
 
@@ -69,6 +70,19 @@ def write_json_lines(file: Path, documents: Sequence[str]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps({"text": text, "url": "x"}) + "\n" for text in documents)
     file.write_text("".join(lines), "utf-8")
+
+
+class FailingTokenizer(BytesTokenizer):
+    """Fails at texts that have a certain word in them, and repeats them as it does."""
+
+    def __init__(self, word: bytes = b"BAD") -> None:
+        self.word = word
+
+    def encode(self, text: bytes) -> EncodedText:
+        """Return the bytes themselves, or fail."""
+        if self.word in text:
+            raise UnreadableTextError(f"no tokens for this: {text!r}")
+        return super().encode(text)
 
 
 def documents(num: int, num_bytes: int = 300) -> list[str]:
