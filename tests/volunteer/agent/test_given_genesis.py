@@ -74,6 +74,7 @@ def test_a_member_without_the_weights_waits_for_who_has_them(tmp_path: Path) -> 
     run_two(tmp_path, body)
 
 
+@pytest.mark.slow
 def test_who_comes_when_the_weights_are_pruned_begins_later(tmp_path: Path) -> None:
     async def body(publisher: Solo, newcomer: Solo) -> None:
         await start(publisher)
