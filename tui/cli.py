@@ -30,6 +30,7 @@ from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
 from volunteer.errors import VolunteerError
 from volunteer.locations import Locations
 from volunteer.messages import DEFAULT_TEMPERATURE, MAX_SAMPLE_TOKENS, MAX_SEED
+from volunteer.printable import printable
 
 TAGLINE = "Lend your idle GPU to train an open model. A pause gives it back at once."
 HISTORY_LIMIT = 2000
@@ -64,9 +65,9 @@ def main() -> NoReturn:
     try:
         app(prog_name="allmende")
     except VolunteerError as error:
-        sys.stderr.write(f"allmende: {error}\n")
+        sys.stderr.write(printable(f"allmende: {error}") + "\n")
         if error.hint:
-            sys.stderr.write(f"  hint: {error.hint}\n")
+            sys.stderr.write(printable(f"  hint: {error.hint}") + "\n")
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader (head, less) has enough; a second error while flushing would be noise.

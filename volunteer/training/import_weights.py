@@ -208,12 +208,15 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     if not (folder / INDEX_NAME).exists():
         return (folder / WEIGHTS_NAME,)
     weight_map = _read_json(folder / INDEX_NAME).get("weight_map")
-    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-    if not names or not all(
-        isinstance(name, str) and PurePath(name).name == name for name in names
-    ):
+    named = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not named or not all(map(_is_file_name, named)):
         raise CheckpointCorruptError(f"{INDEX_NAME} names no files of this folder")
-    return tuple(folder / name for name in sorted(names))
+    return tuple(folder / name for name in sorted(set(named)))
+
+
+def _is_file_name(name: object) -> bool:
+    """Tell whether a stranger has named a file of the same folder, and none with a NUL in it."""
+    return isinstance(name, str) and PurePath(name).name == name and name.isprintable()
 
 
 def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:

@@ -194,8 +194,8 @@ def test_other_weights_than_the_configs_are_refused(folder: Path) -> None:
 
 
 def test_hostile_files_are_refused(folder: Path) -> None:
-    weight_maps: list[object] = [{"a": "../elsewhere"}, {"a": 1}, [], {}]
-    for weight_map in weight_maps:
+    weight_maps: list[object] = [{"a": "../elsewhere"}, {"a": 1}, [], {}, {"a": ["b"]}, {"a": {}}]
+    for weight_map in [*weight_maps, {"a": "a\0b"}, {"a": "\ud800"}]:
         (folder / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(CheckpointCorruptError, match="names no files"):
             read_huggingface(folder)
@@ -210,4 +210,9 @@ def test_hostile_files_are_refused(folder: Path) -> None:
     for text in ("[" * 10000, "[]", "{", "\x00"):
         (folder / export.CONFIG_NAME).write_text(text)
         with pytest.raises(VolunteerError, match="cannot be read"):
+            read_huggingface(folder)
+    if hasattr(os, "mkfifo"):
+        (folder / export.CONFIG_NAME).unlink()
+        os.mkfifo(folder / export.CONFIG_NAME)
+        with pytest.raises(VolunteerError, match="is no file"):  # and nobody waits for a writer
             read_huggingface(folder)
