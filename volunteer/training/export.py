@@ -290,7 +290,7 @@ def model_card(origin: Provenance) -> str:
         f"{spec.description}\n\n"
         f"- Run: `{spec.run_id}`\n- State hash: `{origin.state_hash}`\n"
         f"- Parameters: {num_parameters(spec.model):,}; {tokens_are}\n"
-        f"- Licence: {spec.licence}\n\n"
+        f"- Licence: {spec.licence or 'the run names none'}\n\n"
         "Trained by volunteers with Allmende. With Hugging Face's transformers:\n\n"
         "```python\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"

@@ -111,10 +111,13 @@ def _read_tokenizer(found: ImportedModel, folder: Path, *, has_bytes: bool) -> b
     if found.tokenizer_file is None or has_bytes:
         if has_bytes and vocab_size == 256:
             return None
+        if has_bytes:
+            raise VolunteerError(
+                f"the vocabulary of {folder} is {vocab_size}, and there are 256 bytes",
+                hint="leave `--bytes` away: its tokens are those of a tokenizer.json",
+            )
         raise VolunteerError(
-            f"{folder} has no tokenizer.json"
-            if not has_bytes
-            else f"its vocabulary is {vocab_size}, and there are 256 bytes",
+            f"{folder} has no tokenizer.json",
             hint="save the model's tokenizer there (`AutoTokenizer.from_pretrained(...)"
             f".save_pretrained({str(folder)!r})`); where its tokens are bytes, give `--bytes`",
         )

@@ -112,6 +112,14 @@ def test_an_export_says_where_it_comes_from_and_replaces_an_earlier_one(
     assert after == before | {"notes.txt": b"mine"}
 
 
+def test_a_run_without_a_licence_is_said_to_have_none() -> None:
+    spec = load_builtin_run("demo")
+    named = export.Provenance(spec, "0" * 64, 7)
+    unnamed = export.Provenance(msgspec.structs.replace(spec, licence=""), "0" * 64, 7)
+    assert f"- Licence: {spec.licence}\n" in export.model_card(named)
+    assert "- Licence: the run names none\n" in export.model_card(unnamed)
+
+
 def test_another_model_is_not_overwritten(
     run_dir: Path, state_hash: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

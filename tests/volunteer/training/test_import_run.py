@@ -94,7 +94,8 @@ def test_the_rest_is_that_of_a_run_that_one_names(tmp_path: Path) -> None:
     ("vocab_size", "tokenizer", "has_bytes", "said", "hint"),
     [
         (256, None, False, "has no tokenizer.json", "--bytes"),
-        (300, None, True, "vocabulary is 300, and there are 256 bytes", "save_pretrained"),
+        (300, None, True, ".* is 300, and there are 256 bytes", "leave `--bytes` away"),
+        (300, tokenizer_of(300), True, "300, and there are 256 bytes", "leave `--bytes` away"),
         (299, tokenizer_of(300), False, "300 tokens, .* is 299", "resize_token_embeddings(300)"),
         (300, b'{"version": "1.0", "model": {}}', False, "has 0 tokens", "tokenizer.json"),
         (300, b"{}", False, "is no tokenizer.json", ""),
