@@ -6,6 +6,7 @@ psutil) is imported by the verb that needs it. `--json` prints the structs of vo
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -63,15 +64,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 def main() -> NoReturn:
     """Run the command line; every expected failure is one line with a hint and a status."""
     try:
-        app(prog_name="allmende")
+        try:
+            app(prog_name="allmende")
+        finally:
+            sys.stdout.flush()  # here, where a reader that left and a full disk are told
     except VolunteerError as error:
         sys.stderr.write(printable(f"allmende: {error}") + "\n")
         if error.hint:
             sys.stderr.write(printable(f"  hint: {error.hint}") + "\n")
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader (head, less) has enough; a second error while flushing would be noise.
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        # The reader (head, less) has enough, or the disk; a second error as the rest is flushed
+        # would be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.ENOSPC:
+            sys.stderr.write("allmende: no space left for what is printed\n")
         sys.exit(1)
     sys.exit(0)
 

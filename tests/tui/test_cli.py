@@ -323,3 +323,23 @@ def test_the_view_never_imports_torch_or_the_network(home: Path) -> None:
     assert "tui.app" in loaded
     assert "textual.app" in loaded
     assert not [n for n in ("torch", "numpy", "safetensors", "trio", "libp2p") if n in loaded]
+
+
+FULL = """
+import errno, sys
+from tui import cli
+class Full:
+    fileno = sys.stdout.fileno
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    def flush(self):
+        pass
+sys.stdout = Full()
+cli.main()
+"""
+
+
+def test_a_full_disk_under_what_is_printed_is_told(home: Path) -> None:
+    result = run(home, "config", "get", "threads", code=FULL)
+    assert result.stderr == "allmende: no space left for what is printed\n"
+    assert result.returncode == 1
