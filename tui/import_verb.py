@@ -72,7 +72,7 @@ def run_import(
     locations = Locations.from_environment(os.environ)
     locations.prepare()
     argv = ["--from", str(directory.absolute()), "--imports", str(locations.imports_dir)]
-    argv += ["--spec", str(spec_file), "--name", name]
+    argv += ["--spec", str(spec_file), f"--name={name}"]
     argv += ["--like", str(like.absolute())] if like is not None else []
     argv += ["--bytes"] if is_bytes else []
     process = subprocess.run(

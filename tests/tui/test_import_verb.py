@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from p2p.identity import load_or_create_identity, verify_signature
 from tests.tui.command_line import run
+from tui import import_verb
 from tui.import_verb import import_text, name_of
 from tui.publish_verb import sign_file
 from volunteer.answers import Imported
@@ -98,3 +100,23 @@ def test_what_cannot_be_signed_is_left_as_it_is(locations: Locations, tmp_path: 
     with pytest.raises(VolunteerError, match="identity"):
         sign_file(file, locations)
     assert file.read_bytes() == before.replace(b"12D3KooWother", b"")
+
+
+SAYS_NAME = """
+import argparse, json
+parser = argparse.ArgumentParser()
+for option in ("--from", "--imports", "--spec", "--name"):
+    parser.add_argument(option)
+found = parser.parse_args()
+print(json.dumps({"spec_file": found.spec, "run_id": "", "run_name": found.name,
+    "state_hash": "", "num_parameters": 1, "tokenizer": "bytes"}))
+"""
+
+
+def test_a_name_that_looks_like_a_flag_is_judged_as_a_name(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLMENDE_HOME", str(home))
+    monkeypatch.setattr(import_verb, "IMPORT_COMMAND", (sys.executable, "-c", SAYS_NAME))
+    made = import_verb.run_import(tmp_path, tmp_path / "a.toml", "-x", None, is_bytes=False)
+    assert made.run_name == "-x"
