@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def is_at_work(process: psutil.Process) -> bool:
-    """Return whether it lives; one that has ended stays listed until its new parent has reaped it."""
+    """Return whether it lives; one that has ended stays listed until its parent has reaped it."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
