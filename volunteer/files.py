@@ -174,10 +174,13 @@ def lock_folder(folder: Path) -> Iterator[None]:
     Raises:
         AlreadyRunningError: another process holds it; the message names its pid.
         StorageFullError: not even the pid can be written.
+        StorageReadOnlyError: the disk takes no writes, or fails.
         OSError: the folder cannot be locked at all.
     """
-    make_private_dir(folder)
-    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | _BINARY, PRIVATE_FILE_MODE)
+    flags = os.O_RDWR | os.O_CREAT | _BINARY
+    with telling_full_disk(folder / LOCK_NAME):
+        make_private_dir(folder)
+        descriptor = os.open(folder / LOCK_NAME, flags, PRIVATE_FILE_MODE)
     try:
         is_held = _try_lock(descriptor)
         os.lseek(descriptor, 0, os.SEEK_SET)

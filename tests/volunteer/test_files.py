@@ -181,6 +181,19 @@ def test_a_pid_of_a_dead_holder_is_replaced(tmp_path: Path) -> None:
         assert (tmp_path / LOCK_NAME).read_text() == f"{os.getpid()}\n"
 
 
+def test_a_disk_that_has_failed_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: Path, flags: int, mode: int) -> int:
+        # As ext4 does after an error: access(2) says that it may be written.
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(file))
+
+    monkeypatch.setattr("volunteer.files.os.open", refuse)
+    told = pytest.raises(StorageReadOnlyError, match="lock cannot be written: Read-only file")
+    with told, lock_folder(tmp_path):
+        pytest.fail("locked")
+
+
 def test_a_filesystem_without_locks_is_not_another_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
