@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -23,6 +24,12 @@ from volunteer.locations import HOME_VARIABLE, Locations
 from volunteer.messages import ControlFault, ControlReply, encode_line
 
 # ------------------------------------------------------------------------------- __main__
+
+
+@pytest.fixture(autouse=True)
+def collect_garbage_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`main` freezes what was imported, for an agent's life; here that would be pytest's."""
+    monkeypatch.setattr(gc, "freeze", lambda: None)
 
 
 def run_agent(
