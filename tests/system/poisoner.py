@@ -52,7 +52,7 @@ def forge_in_trainer(kind: str) -> None:
         at = self._argv.index("volunteer.training.trainer")
         self._argv[at : at + 1] = ["tests.system.poisoner", AS_TRAINER, kind]
 
-    TrainerService.__init__ = forged_init  # type: ignore[method-assign]
+    TrainerService.__init__ = forged_init  # type: ignore[method-assign]  # the lie
 
 
 def train_and_forge(kind: str) -> int:
@@ -74,7 +74,7 @@ def train_and_forge(kind: str) -> int:
             file.write(blob_id + "\n")
         return blob_id, size_bytes
 
-    ModuleBlobs.store_contribution = store  # type: ignore[method-assign]
+    ModuleBlobs.store_contribution = store  # type: ignore[method-assign]  # the lie
     return trainer.main()
 
 
