@@ -21,6 +21,9 @@ from volunteer.rounds.records import Contribution
 if TYPE_CHECKING:
     from volunteer.lab.simulation.member import Member
 
+LATE_WINDOW = 1
+"""Heights above its base at which a contribution can be listed beyond the next one (rule 5)."""
+
 
 @dataclass(slots=True)
 class Books:
@@ -116,12 +119,9 @@ class Books:
         places: Counter[Unit] = Counter(trainer.open_units)
         for carried in trainer.carried:
             places.update(self.contents.new_part(carried, machine.own))
-        tip = machine.known.facts[machine.tip or ""]
+        places.update(self._in_flight(member, own))
         for work_id, contribution in own.items():
-            can_be_listed = contribution.base in (tip.commit_id, tip.parent_id)
-            if not can_be_listed and work_id not in trainer.carried:
-                can_be_listed = _is_above(machine.known.facts, contribution.base, tip)
-            if can_be_listed or machine.work.listed_at(work_id) is not None:
+            if machine.work.listed_at(work_id) is not None:
                 places.update(self.contents.units_of[contribution.blob_id])
             elif states[work_id] is WorkState.DROPPED:
                 places.update(self.contents.new_part(work_id, machine.own))
@@ -129,6 +129,35 @@ class Books:
         if last is not None and all(last.blob_id != c.blob_id for c in machine.own.values()):
             places.update(self.contents.units_of[last.blob_id])
         return places
+
+    def _in_flight(self, member: Member, own: Mapping[str, Contribution]) -> Counter[Unit]:
+        """Count how often each unit is in what a descendant of the tip may list.
+
+        Of two contributions that no chain can list together, a unit may be in both: a member that
+        stands below its own work has in flight what it carried further up, and what carries it.
+        """
+        assert member.trainer is not None
+        facts, work = member.machine.known.facts, member.machine.work
+        tip = facts[member.machine.tip or ""]
+        flying, is_any_above = [], False
+        for work_id, contribution in own.items():
+            if work.listed_at(work_id) is not None:
+                continue
+            is_next = contribution.base in (tip.commit_id, tip.parent_id)
+            is_above = not is_next and _is_above(facts, contribution.base, tip)
+            if is_next or (is_above and work_id not in member.trainer.carried):
+                flying.append(work_id)
+                is_any_above |= is_above
+        counts: Counter[Unit] = Counter()
+        holders: dict[Unit, list[str]] = {}
+        for work_id in flying:
+            for unit in self.contents.units_of[own[work_id].blob_id]:
+                others = holders.setdefault(unit, []) if is_any_above else []
+                is_first = not others
+                if is_first or any(_may_share_a_chain(facts, own, i, work_id) for i in others):
+                    counts[unit] += 1
+                others.append(work_id)
+        return counts
 
 
 def _is_above(facts: Mapping[str, ChainFacts], base: str, tip: ChainFacts) -> bool:
@@ -141,3 +170,20 @@ def _is_above(facts: Mapping[str, ChainFacts], base: str, tip: ChainFacts) -> bo
     return (
         above is not None and above.height > tip.height and is_ancestor(facts, tip.commit_id, base)
     )
+
+
+def _may_share_a_chain(
+    facts: Mapping[str, ChainFacts], own: Mapping[str, Contribution], one: str, other: str
+) -> bool:
+    """Return whether a chain can list both, by rule 5: then no unit may be in both."""
+    lower, upper = sorted((one, other), key=lambda i: facts[own[i].base].height)
+    base, node = facts[own[lower].base], facts[own[upper].base]
+    if not is_ancestor(facts, base.commit_id, node.commit_id):
+        return False
+    if node.height - base.height <= LATE_WINDOW:
+        return True
+    while node.height > base.height:
+        if lower in node.listed:
+            return True
+        node = facts[node.parent_id]
+    return False
