@@ -7,7 +7,6 @@ Importing this source file costs neither trio nor libp2p.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -119,21 +118,45 @@ def load_or_create_identity(file: Path) -> Identity:
         ) from error
 
 
-def _create_file(file: Path, private_seed: bytes) -> None:
-    """Write under a temporary name, then link that to `file` unless somebody was first."""
+def copy_identity(source_file: Path, file: Path) -> Identity:
+    """Write the identity of `source_file`, and nothing else that is in there, to a new file.
+
+    The copy is for its owner alone; `source_file` stays as it is. A kill leaves the whole or none.
+
+    Raises:
+        IdentityError: There is a file already, or `source_file` holds none, or one of the two
+            cannot be used.
+    """
+    try:
+        identity = _parse_file(source_file)
+        is_first = _create_file(file, identity._private_seed)
+    except OSError as error:
+        name = error.filename or file
+        raise IdentityError(f"cannot use {name}: {error.strerror or error}") from error
+    if not is_first:
+        raise IdentityError(f"{file} exists, and stays as it is", hint="Name another file.")
+    return identity
+
+
+def _create_file(file: Path, private_seed: bytes) -> bool:
+    """Write under a temporary name, then link that to `file`; False if somebody was first."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temp_file = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     descriptor = os.open(temp_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    is_first = True
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as stream:
             stream.write(f"{FILE_HEADER}\n{private_seed.hex()}\n")
             stream.flush()
             os.fsync(stream.fileno())
-        with contextlib.suppress(FileExistsError):
+        try:
             os.link(temp_file, file)
+        except FileExistsError:
+            is_first = False
     finally:
         temp_file.unlink(missing_ok=True)
     fsync_dir(file.parent)
+    return is_first
 
 
 def _read_file(file: Path) -> Identity:
@@ -141,6 +164,19 @@ def _read_file(file: Path) -> Identity:
     if os.name != "nt" and mode & 0o077:
         _log.warning("the identity file could be read by others; closing it file=%s", file)
         file.chmod(0o600)
+    try:
+        return _parse_file(file)
+    except IdentityError as error:
+        raise IdentityError(
+            str(error),
+            hint=f"Put back a copy of it, or delete {file} to get a new identity"
+            " (the old one's credit stays with the old key).",
+        ) from error
+
+
+def _parse_file(file: Path) -> Identity:
+    if not file.is_file() and file.exists():  # a pipe could be waited for without an end
+        raise IdentityError(f"{file} is no file that could hold an identity")
     with file.open("rb") as stream:
         content = stream.read(MAX_FILE_BYTES + 1)
     lines = content.decode("ascii", errors="replace").split()
@@ -149,8 +185,4 @@ def _read_file(file: Path) -> Identity:
             raise ValueError("header")
         return Identity(bytes.fromhex(lines[1]))
     except (ValueError, IdentityError) as error:
-        raise IdentityError(
-            f"the identity file {file} is damaged or of another version",
-            hint=f"Put back a copy of it, or delete {file} to get a new identity"
-            " (the old one's credit stays with the old key).",
-        ) from error
+        raise IdentityError(f"the identity file {file} is damaged or of another version") from error

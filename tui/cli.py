@@ -21,21 +21,21 @@ from tui.config_verb import config_app
 from tui.demo import demo
 from tui.doctor import doctor
 from tui.export import export
+from tui.identity_verb import identity_app
 from tui.import_verb import import_model
 from tui.lab import lab_app
 from tui.publish_verb import publish
 from tui.service_verb import service_app
 from tui.setup import setup
+from tui.stats_verb import stats
 from tui.wording import clean
-from volunteer.answers import PeerStatus, RoundPoint, Stats, Status
+from volunteer.answers import PeerStatus, Status
 from volunteer.errors import VolunteerError
 from volunteer.locations import Locations
 from volunteer.messages import DEFAULT_TEMPERATURE, MAX_SAMPLE_TOKENS, MAX_SEED
 from volunteer.printable import printable
 
 TAGLINE = "Lend your idle GPU to train an open model. A pause gives it back at once."
-HISTORY_LIMIT = 2000
-# Rounds in one reply; about 350 bytes each, so below MAX_LINE_BYTES.
 
 app = typer.Typer(
     help=f"{TAGLINE}\n\nWithout a command it opens the dashboard, and starts contributing if no"
@@ -48,6 +48,7 @@ app = typer.Typer(
 )
 
 app.add_typer(config_app, name="config")
+app.add_typer(identity_app, name="identity")
 app.add_typer(lab_app, name="lab")
 app.add_typer(service_app, name="service")
 app.command()(demo)
@@ -56,6 +57,7 @@ app.command()(export)
 app.command("import")(import_model)
 app.command()(publish)
 app.command()(setup)
+app.command()(stats)
 
 LogSource = Literal["agent", "trainer", "aggregator", "sampler"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -273,47 +275,6 @@ def status(as_json: AsJson = False) -> None:
 
     now = datetime.now().astimezone()
     _write(*status_lines(current, now), *filter(None, (protocol_note(current),)))
-
-
-@app.command()
-def stats(
-    csv_file: Annotated[
-        Path | None,
-        typer.Option("--csv", metavar="FILE", help="Also write one row a committed round."),
-    ] = None,
-    last: arguments.LastContributions = None,
-    days: arguments.LastDays = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say what this machine has given, and what became of it."""
-    if last is not None:
-        from tui.contributions import show_contributions
-
-        show_contributions(_locations(), last, as_json=as_json)
-        return
-    if days is not None:
-        from tui.traffic_days import show_days
-
-        show_days(_locations(), days, as_json=as_json)
-        return
-    with _client() as client:
-        figures = client.request("stats", Stats)
-        if csv_file is not None:
-            from tui.round_table import write_rounds
-
-            points = client.request("history", list[RoundPoint], {"limit": HISTORY_LIMIT})
-            write_rounds(csv_file, points)
-    if as_json:
-        _write_json(figures)
-        return
-    from datetime import datetime
-
-    from tui.view_state import align, stats_rows, traffic_table
-
-    now = datetime.now().astimezone()
-    _write(*(f"{label:<24} {value}" for label, value in stats_rows(figures, now)))
-    if figures.bytes_by_purpose:
-        _write("", *align(traffic_table(figures), 120))
 
 
 @app.command()

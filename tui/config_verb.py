@@ -85,6 +85,26 @@ def print_path() -> None:
     _write(str(_locations().config_file))
 
 
+@config_app.command("edit")
+def edit_file() -> None:
+    """Open the settings in your editor (VISUAL, EDITOR); they change if they are valid after it."""
+    from volunteer.config_edit import edit_settings
+    from volunteer.errors import ConfigError
+
+    file = _locations().config_file
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        is_changed = edit_settings(file, os.environ, verify=_verify_limits_if_changed)
+    except OSError as error:
+        raise ConfigError(f"{file} could not be written: {error.strerror}") from error
+    _write(f"{'Changed' if is_changed else 'Nothing has changed'}: {file}")
+
+
+def _verify_limits_if_changed(before: Config, after: Config) -> None:
+    if any(getattr(before, key) != getattr(after, key) for key in LIMIT_KEYS):
+        _verify_run_can_live(after)
+
+
 def _change(key: str, values: list[str] | None) -> None:
     from volunteer.config_file import FIXED_KEYS, change_setting, toml_of
     from volunteer.errors import ConfigError

@@ -175,6 +175,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """purpose -> {"sent": bytes, "received": bytes}."""
     done_as_of_utc: str = ""
     confirmed_as_of_utc: str = ""
+    since_utc: str = ""
+    """Only what was done from there on counts, but for work that is not contributed yet: all of it
+    does. Empty: everything."""
 
 
 class DayTraffic(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,6 +55,8 @@ def test_where_no_agent_runs_there_is_nothing_to_stop(home: Path, verb: str) -> 
         "stats --csv",
         "stats --contributions 0",
         "stats --contributions 1001",
+        "stats --since 7",
+        "stats --since 7d --days 7",
         "demo --volunteers 0",
         "demo --minutes 0.9",
         "demo --minutes nan",
@@ -101,6 +103,15 @@ def test_stats_in_words_as_json_and_as_csv(home: Path, fake: FakeAgent) -> None:
         rows = list(csv.DictReader(stream))
     assert [row["round_index"] for row in rows] == [str(p.round_index) for p in fake.history]
     assert rows[5]["held_out_loss"] == ""
+
+
+def test_stats_since_a_day_are_asked_for_and_said_so(home: Path, fake: FakeAgent) -> None:
+    refused = run(home, "stats", "--since", "7d")
+    assert refused.returncode == 1, "an older agent's totals must not pass for a week's"
+    assert "older than this program" in refused.stderr
+    fake.stats = make_stats(since_utc="2026-11-24T00:00:00Z")
+    assert run(home, "stats", "--since", "7d").stdout.startswith("Since 2026-11-24 (UTC)")
+    assert fake.requests[-1].args == {"since_s": 7 * 86400.0}
 
 
 def test_a_csv_that_cannot_be_written_is_one_line(home: Path, fake: FakeAgent) -> None:
@@ -288,7 +299,7 @@ def test_help_lists_exactly_the_verbs_that_work(home: Path) -> None:
     assert listed == {
         "start", "stop", "pause", "resume", "status", "stats", "peers", "logs", "sample", "demo",
         "config", "lab", "version", "doctor", "setup", "service", "export", "import",
-        "publish",
+        "publish", "identity",
     }  # fmt: skip
 
 

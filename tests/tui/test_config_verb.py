@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,59 @@ def test_a_limit_with_which_no_start_would_succeed_is_refused_at_once(tmp_path: 
     assert not (tmp_path / "config.toml").exists()
     allowed = run(tmp_path, "config", "set", "disk_max_bytes", "4000000000")
     assert allowed.returncode == 0, allowed.stderr
+
+
+def edit(home: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Edit with a Python program in the place of an editor; the file is its last argument."""
+    program = home / "editor.py"
+    program.write_text(f"import pathlib, sys\nfile = pathlib.Path(sys.argv[1])\n{script}\n")
+    editor = {"VISUAL": "", "EDITOR": f"'{sys.executable}' '{program}'"}
+    return run(home, "config", "edit", env=editor)
+
+
+def test_an_edit_takes_the_files_place_only_where_it_is_valid(tmp_path: Path) -> None:
+    file, draft = tmp_path / "config.toml", tmp_path / "config.draft.toml"
+    looked = edit(tmp_path, "assert '# idle_minutes = 5.0' in file.read_text()")
+    assert looked.stdout == f"Nothing has changed: {file}\n", looked.stderr
+    assert not file.exists()
+    refused = edit(tmp_path, "file.write_text('# mine\\nidle_minutes = -1\\nthreads = 2\\n')")
+    assert refused.returncode == 2
+    assert "line 2: `idle_minutes` must be" in refused.stderr
+    assert str(draft) in refused.stderr
+    assert not file.exists()
+    mended = edit(tmp_path, "file.write_text(file.read_text().replace('-1', '7'))")
+    assert mended.stdout == f"Changed: {file}\n", mended.stderr
+    assert file.read_text() == "# mine\nidle_minutes = 7\nthreads = 2\n"
+    assert not draft.exists()
+    too_low = edit(tmp_path, "file.write_text('disk_max_bytes = 67108864')")
+    assert too_low.returncode == 2
+    assert "run commons needs" in too_low.stderr
+    assert file.read_text().startswith("# mine")
+
+
+def test_an_edit_overwrites_nobody_elses_change(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    change = "file.with_name('config.toml').write_text('threads = 3\\n')"
+    refused = edit(tmp_path, f"{change}; file.write_text('threads = 1\\n')")
+    assert refused.returncode == 2
+    assert "changed by another program" in refused.stderr
+    assert file.read_text() == "threads = 3\n"
+    os.utime(tmp_path / "config.draft.toml", (0, 0))
+    older = edit(tmp_path, "raise SystemExit('not opened')")
+    assert "was changed since the draft" in older.stderr
+
+
+def test_an_editor_that_fails_or_is_none_is_told(tmp_path: Path) -> None:
+    failed = edit(tmp_path, "raise SystemExit(3)")
+    assert failed.returncode == 2
+    assert "ended with status 3" in failed.stderr
+    assert not (tmp_path / "config.toml").exists()
+    for editor, said in (("/no/such", "cannot be started"), ("'unclosed", "is no command")):
+        missing = run(tmp_path, "config", "edit", env={"VISUAL": editor})
+        assert missing.returncode == 2
+        assert said in missing.stderr
+    nowhere = run(tmp_path, "config", "edit", env={"VISUAL": "", "EDITOR": "", "PATH": "/nowhere"})
+    assert "no editor is known" in nowhere.stderr
 
 
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.fakes.books import MODULE, RUN, balance, contribute
@@ -203,6 +204,11 @@ def test_sums_since_an_instant(ledger: Ledger, clock: FakeClock) -> None:
     assert everything.done_as_of_utc == "2026-12-02T08:00:00Z"
     assert everything.confirmed_as_of_utc == "2026-12-03T08:00:00Z"
     assert ledger.stats("2026-12-09T00:00:00Z").tokens_done == 0
+    of_two_days = ledger.stats_of_last(2 * 86400.0)  # it is 8 o'clock on the third
+    assert of_two_days.since_utc == "2026-12-01T00:00:00Z"
+    assert of_two_days == msgspec.structs.replace(since, since_utc=of_two_days.since_utc)
+    assert ledger.stats_of_last(0.0).since_utc == "2026-12-03T00:00:00Z"
+    assert ledger.stats_of_last(3660 * 86400.0).tokens_done == 300
 
 
 def apply_commit(ledger: Ledger, commit_id: str, round_index: int, *, own: bool = False) -> None:

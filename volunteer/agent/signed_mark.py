@@ -6,7 +6,8 @@ back from an old copy, while the key stays. So the height up to which something 
 run's module is a small file in the key's folder, on the disk before what is signed may be sent.
 Who has a mark and no such record has lost it, and listens before it signs (rounds/silence.py).
 
-The key's name is in the file's: with another key nothing was signed.
+The key's name is in the file's: with another key nothing was signed. A key that was imported
+(`allmende identity import`) may have signed anything elsewhere, in every run that has no mark yet.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from typing import Annotated
 import msgspec
 
 from volunteer.files import make_private_dir, replace_file
+from volunteer.own_identity import imported_mark
 
 log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 1024
-_UNKNOWN_HEIGHT = 2**62
-"""Of a mark that cannot be read: something was signed, and nobody knows how much."""
 
 
 class _Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,11 @@ class SignedMark:
             module_id: of the module.
         """
         self.file = folder / f"{peer_id}.{run_id}.{module_id}.json"
+        self._is_unknown = False
+        """Something was signed, and nobody knows how much: the mark is unreadable, or elsewhere."""
         self._height = self._read()
+        if self._height is None and imported_mark(folder, peer_id).exists():
+            self._is_unknown = True
 
     def has_lost(self, highest_own: int | None) -> bool:
         """Return whether records are missing that were signed.
@@ -54,10 +58,15 @@ class SignedMark:
         Args:
             highest_own: the greatest height of the own records on the disk; None: there are none.
         """
+        if self._is_unknown:
+            return True
         return self._height is not None and (highest_own is None or highest_own < self._height)
 
     def note(self, height: int) -> None:
         """Have it on the disk that `height` is signed for: once that is kept, before it is sent.
+
+        Who did not know how far it had signed has listened before it signs this: from here on it
+        knows.
 
         Raises:
             StorageFullError: the disk is full, and nothing may be sent.
@@ -68,6 +77,7 @@ class SignedMark:
         make_private_dir(self.file.parent)
         replace_file(self.file, msgspec.json.encode(_Mark(height=height)))
         self._height = height
+        self._is_unknown = False
 
     def _read(self) -> int | None:
         try:
@@ -77,4 +87,5 @@ class SignedMark:
             return None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.error("%s is not readable, so it counts as a loss: %s", self.file, error)
-            return _UNKNOWN_HEIGHT
+            self._is_unknown = True
+            return None

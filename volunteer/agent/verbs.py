@@ -18,7 +18,7 @@ from volunteer.agent.policy_task import PolicyTask
 from volunteer.agent.sampling import Sampler
 from volunteer.agent.status import StatusSource
 from volunteer.agent.traffic import TrafficMeter
-from volunteer.answers import Sample, Stats
+from volunteer.answers import Sample
 from volunteer.errors import ControlError
 from volunteer.messages import MAX_SEED, Generate
 from volunteer.rounds.records import DENSE_MODULE
@@ -27,6 +27,7 @@ from volunteer.stats.ledger import Ledger
 MAX_HISTORY = 2000
 MAX_CONTRIBUTIONS = 1000
 MAX_DAYS = 3660
+MAX_SINCE_S = MAX_DAYS * 86400.0
 MAX_PAUSE_S = 366 * 86400.0
 
 
@@ -52,7 +53,11 @@ def make_verbs(
         policy.flush()
         await traffic.flush()
         await source.keeper.flush()
-        kept: Stats = await trio.to_thread.run_sync(ledger.stats, None)
+        if args.get("since_s") is None:
+            kept = await trio.to_thread.run_sync(ledger.stats, None)
+        else:
+            since_s = _number(args, "since_s", default=0.0, least=0.0, most=MAX_SINCE_S)
+            kept = await trio.to_thread.run_sync(ledger.stats_of_last, since_s)
         return source.with_steps_since_snapshot(kept)
 
     async def history(args: Mapping[str, Any]) -> object:

@@ -10,9 +10,11 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from volunteer.answers import ContributionPoint, DayTraffic, RoundPoint, Stats
 from volunteer.database import Database, quarantine_database
@@ -268,6 +270,16 @@ class Ledger:
                 made, all else by whole days in UTC. Work not contributed yet always counts.
         """
         return self._run(lambda connection: queries.read_stats(connection, since_utc or ""))
+
+    def stats_of_last(self, seconds: float) -> Stats:
+        """Return what was done since the begin of the UTC day that was `seconds` ago.
+
+        Whole days, for only contributions are kept by the instant (`stats`).
+        """
+        now = datetime.fromisoformat(self._utc_now())
+        day = (now - timedelta(seconds=seconds)).date()
+        since_utc = f"{day}T00:00:00Z"
+        return msgspec.structs.replace(self.stats(since_utc), since_utc=since_utc)
 
     def balance(self) -> Balance:
         """Return where every trained token is."""

@@ -54,7 +54,11 @@ def test_a_mark_that_cannot_be_read_counts_as_a_loss(tmp_path: Path) -> None:
     mark = make(tmp_path)
     mark.note(2)
     mark.file.write_text('{"height": "all"}')
-    assert make(tmp_path).has_lost(10**6)
+    mark = make(tmp_path)
+    assert mark.has_lost(10**6)
+    mark.note(7)  # it has listened, and signs again
+    assert not make(tmp_path).has_lost(7), "the next start knows"
+    assert make(tmp_path).has_lost(6)
 
 
 def test_the_book_marks_what_it_signs_and_only_that(tmp_path: Path) -> None:

@@ -10,7 +10,13 @@ import pytest
 import trio
 
 from tests.fakes.status_facts import Facts, source
-from volunteer.agent.verbs import MAX_CONTRIBUTIONS, MAX_HISTORY, MAX_PAUSE_S, make_verbs
+from volunteer.agent.verbs import (
+    MAX_CONTRIBUTIONS,
+    MAX_HISTORY,
+    MAX_PAUSE_S,
+    MAX_SINCE_S,
+    make_verbs,
+)
 from volunteer.answers import ContributionPoint, Release, RoundPoint, Stats, Status
 from volunteer.errors import ControlError
 
@@ -38,6 +44,9 @@ class Asked:
 
     def stats(self, since_utc: str | None) -> Stats:
         return Stats(tokens_done=5)
+
+    def stats_of_last(self, seconds: float) -> Stats:
+        return Stats(tokens_done=3, since_utc=f"{seconds}")
 
     def history(self, run_id: str, module_id: str, limit: int) -> tuple[RoundPoint, ...]:
         self.calls.append(("history", run_id, module_id, limit))
@@ -94,6 +103,15 @@ def test_the_figures_have_what_was_trained_since_the_last_snapshot() -> None:
     assert stats.tokens_done == stats.tokens_pending + stats.tokens_confirmed
     source.trainer.view.tokens_total, source.trainer.view.inner_step = 20, 2
     assert source.with_steps_since_snapshot(kept) == kept, "paused: the snapshot has everything"
+
+
+def test_the_figures_of_a_time_are_asked_for_in_seconds() -> None:
+    stats = Asked().call("stats", {"since_s": 86400.0})
+    assert isinstance(stats, Stats)
+    assert stats.since_utc == "86400.0"
+    for nonsense in (-1, "7d", True, MAX_SINCE_S + 1, float("nan")):
+        with pytest.raises(ControlError, match="since_s"):
+            Asked().call("stats", {"since_s": nonsense})
 
 
 def test_each_verb_does_its_one_thing() -> None:
