@@ -9,6 +9,7 @@ stay on it. What is found is hearsay: it goes to the address book, and the hands
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -48,7 +49,8 @@ from p2p.token_buckets import TokenBuckets
 if TYPE_CHECKING:
     from libp2p.kad_dht.pb.kademlia_pb2 import Message
 
-NUM_ASKED: Final = 8  # of the 20 nearest to the key, at each look; a stream costs 4 ms on each side
+NUM_TOLD: Final = 8  # of the 20 nearest to the key, at each look; a stream costs 4 ms on each side
+NUM_ASKED: Final = 3  # of those, for the list, where nobody came or went; it is most of the bytes
 NEAREST_S: Final = 3000.0  # for which it is not looked up anew who is nearest
 WALK_EVERY_S: Final = 3600.0  # a random walk, which keeps the table filled, is some 60 streams
 MAX_KEYS: Final = 1024
@@ -62,6 +64,7 @@ REQUESTS_BURST: Final = 100.0  # a lookup asks a peer a few times
 RESTART_PAUSE_S: Final = 30.0
 
 _log = logging.getLogger("p2p.dht")
+_CHANCE: Final = secrets.SystemRandom()
 
 
 def install() -> None:
@@ -217,29 +220,37 @@ class Dht:
         for peer in connected:
             await kad.add_peer(peer)
         now = trio.current_time()
+        is_settled = connected == self._connected_then
         # In a small swarm there are never enough: they are looked up when there may be others.
-        are_enough = len(self._nearest) >= NUM_ASKED or connected == self._connected_then
+        are_enough = len(self._nearest) >= NUM_TOLD or is_settled
         if not self._nearest or not are_enough or now - self._nearest_at > NEAREST_S:
             found = await kad.peer_routing.find_closest_peers_network(self._key)
             self._nearest, self._nearest_at = [p for p in found if p != kad_host.get_id()], now
-            self._connected_then = connected
+        self._connected_then = connected
         answered: list[ID] = []
+        told = self._nearest[:NUM_TOLD]
+        num_asked = min(NUM_ASKED, len(told)) if is_settled else len(told)
+        asked = _CHANCE.sample(told, num_asked)  # others the next time
         async with trio.open_nursery() as nursery:
-            for peer in self._nearest[:NUM_ASKED]:
-                nursery.start_soon(self._tell_and_ask, kad_host, peer, answered)
-        if len(answered) < NUM_ASKED // 2:
+            for peer in told:
+                nursery.start_soon(self._tell, kad_host, peer, peer in asked, answered)
+        if len(answered) < NUM_TOLD // 2:
             self._nearest = []  # look them up anew the next time
 
-    async def _tell_and_ask(self, kad_host: KadHost, peer: ID, answered: list[ID]) -> None:
+    async def _tell(
+        self, kad_host: KadHost, peer: ID, has_to_answer: bool, answered: list[ID]
+    ) -> None:
         """Announce ourselves to a peer that keeps the list, and read the list, on one stream."""
         with contain("dht question", level=logging.DEBUG):
             stream = await kad_host.new_stream(peer, ())
             try:
                 await stream.announce(self._key)
-                response = await stream.ask_for_providers(self._key)
+                response = await stream.ask_for_providers(self._key) if has_to_answer else None
             finally:
                 await stream.close()
             answered.append(peer)
+            if response is None:
+                return
             for peer_id, addresses in providers_in(response).items():
                 if peer_id != self._own_peer_id:
                     self._found(peer_id, addresses)

@@ -106,6 +106,12 @@ class Gossip:
         self._outbox.append((name, payload))
         self._has_mail.set()
 
+    def count_received(self, name: str, num_bytes: int) -> None:
+        """Account for the first copy of a message; what further ones cost is overhead."""
+        topic = self._topics.get(name)
+        if topic is not None:
+            self._tally.received[topic.purpose] += num_bytes
+
     def count_sent(self, name: str, num_bytes: int) -> None:
         """Account for a message that libp2p wrote to one neighbour, ours or forwarded."""
         topic = self._topics.get(name)
@@ -138,7 +144,6 @@ class Gossip:
         author = _author_of(message)
         is_accepted = False
         if list(message.topicIDs) == [name] and len(message.data) <= topic.max_bytes:
-            self._tally.received[topic.purpose] += len(message.data)
             with contain(f"accept {name}", peer_id=forwarder) as outcome:
                 is_accepted = await topic.accept(author, bytes(message.data))
             self._tally.failed_handlers += outcome.error is not None

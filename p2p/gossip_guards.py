@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -17,6 +18,7 @@ from typing import Any, Final
 import trio
 from google.protobuf.message import DecodeError
 from libp2p.abc import INetStream
+from libp2p.custom_types import TProtocol
 from libp2p.exceptions import ParseError
 from libp2p.io.exceptions import IOException, MessageTooLarge
 from libp2p.network.connection.exceptions import RawConnError
@@ -24,12 +26,14 @@ from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
 from libp2p.pubsub import gossipsub as gossipsub_module
 from libp2p.pubsub import pubsub as pubsub_module
+from libp2p.pubsub.mcache import MessageCache
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.validators import signature_validator
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 
 from p2p.conduct import Misdeed
 from p2p.contain import contain
+from p2p.gossip_packing import PACKED_PROTOCOL, PackedStream, Unpacker
 from p2p.token_buckets import TokenBuckets
 
 MAX_TOPIC_CHARS: Final = 128
@@ -42,6 +46,11 @@ GOSSIP_FRAME_BYTES: Final = 2 << 10  # what a frame costs whatever is in it
 GOSSIP_ENTRY_BYTES: Final = 1 << 10  # what a subscription or a word about the mesh costs
 GOSSIP_SENT_PER_S: Final = 15.0  # to one neighbour: well below what it allows
 GOSSIP_SENT_BURST: Final = 60.0
+HISTORY: Final = 5  # seconds for which a message can be asked for
+OFFERS: Final = 3  # neighbours outside the mesh to whom a message is offered, or a quarter of them
+HOLD_BACK_S: Final = (0.05, 0.35)  # for a message to come from others too, to be sent them no more
+
+_CHANCE: Final = secrets.SystemRandom()
 
 
 class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is untyped
@@ -51,6 +60,7 @@ class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is unt
         self,
         *args: Any,
         on_sent: Callable[[str, int], None],
+        on_received: Callable[[str, int], None],
         note_misdeed: Callable[..., None],
         **options: Any,
     ) -> None:
@@ -60,6 +70,7 @@ class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is unt
         self.counter = time.time_ns()
         self.num_dropped = 0
         self._on_sent = on_sent
+        self._on_received = on_received
         self._note_misdeed = note_misdeed
         self._may_take = TokenBuckets(per_s=GOSSIP_PER_FORWARDER_S, burst=GOSSIP_BURST)
         self._may_take_bytes = TokenBuckets(per_s=GOSSIP_BYTES_PER_S, burst=GOSSIP_BYTES_BURST)
@@ -71,18 +82,23 @@ class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is unt
         New: stock code starts a task for each message, of which a frame may hold thousands.
         """
         peer = stream.muxed_conn.peer_id
+        unpacker = Unpacker() if stream.get_protocol() == PACKED_PROTOCOL else None
         with contextlib.suppress(StreamError, IOException, RawConnError):  # it ended
             while self.manager.is_running:
                 try:
                     frame = await read_varint_prefixed_bytes_limited(
                         stream, self.max_inbound_rpc_size
                     )
-                    await self._take_frame(peer, frame)
+                    num_bytes = len(frame)
+                    if unpacker is not None:
+                        frame = unpacker.unpack(frame, self.max_inbound_rpc_size)
+                    await self._take_frame(peer, frame, num_bytes)
                 except (MessageTooLarge, ParseError, DecodeError):
                     self._note_misdeed(str(peer), Misdeed.GOSSIP_MALFORMED)
                     raise
 
-    async def _take_frame(self, peer: ID, frame: bytes) -> None:
+    async def _take_frame(self, peer: ID, frame: bytes, num_bytes: int) -> None:
+        """Act on a frame that came as `num_bytes` bytes."""
         if self._is_over(peer, len(frame) + GOSSIP_FRAME_BYTES):
             return
         rpc = rpc_pb2.RPC()
@@ -94,6 +110,8 @@ class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is unt
             return
         for message in rpc.publish[: self._num_allowed(peer, len(rpc.publish))]:
             if self._is_subscribed_to_msg(message):
+                if not self._is_msg_seen(message):  # further copies are nobody's payload
+                    self._on_received(*_share_of(message, num_bytes / len(frame)))
                 self.manager.run_task(self.push_msg, peer, message)
         for subscription in rpc.subscriptions[:MAX_SUBSCRIPTIONS_PER_PEER]:
             self.handle_subscription(peer, subscription)
@@ -119,14 +137,26 @@ class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is unt
 
     async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
         """Verify, deliver and forward a message; a false signature is the forwarder's misdeed."""
-        if msg_forwarder != self.my_id and not self._is_msg_seen(msg):
-            is_signed = False
-            with contain("signature", peer_id=str(msg_forwarder), level=logging.DEBUG):
-                is_signed = signature_validator(msg)
-            if not is_signed:
-                self._note_misdeed(str(msg_forwarder), Misdeed.GOSSIP_UNSIGNED)
-                return
-        await super().push_msg(msg_forwarder, msg)
+        msg_id = self.get_message_id(msg)
+        known_to = self.router.known_to.get(msg_id)
+        if known_to is not None:  # it is being judged, or held back
+            known_to.add(msg_forwarder)
+            return
+        if self._is_msg_seen(msg):
+            return
+        if msg_forwarder != self.my_id and not self._is_signed(msg_forwarder, msg):
+            self._note_misdeed(str(msg_forwarder), Misdeed.GOSSIP_UNSIGNED)
+            return
+        self.router.known_to[msg_id] = {msg_forwarder}
+        try:
+            await super().push_msg(msg_forwarder, msg)
+        finally:
+            del self.router.known_to[msg_id]
+
+    def _is_signed(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> bool:
+        with contain("signature", peer_id=str(msg_forwarder), level=logging.DEBUG):
+            return bool(signature_validator(msg))
+        return False
 
     async def _handle_new_peer(self, peer_id: ID) -> None:
         """Open the stream to a neighbour, and say on it what we listen to.
@@ -173,19 +203,83 @@ class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is unt
             self.num_dropped += math.ceil(lacking)
         is_sent: bool = await super().write_msg(stream, allowed)
         if is_sent:
+            fraction = stream.packed_fraction if isinstance(stream, PackedStream) else 1.0
             for message in allowed.publish:
-                self._on_sent(message.topicIDs[0] if message.topicIDs else "", len(message.data))
+                self._on_sent(*_share_of(message, fraction))
         return is_sent
+
+
+def _share_of(message: rpc_pb2.Message, packed_fraction: float) -> tuple[str, int]:
+    """Return a message's topic, and what of the frame on the wire was its payload."""
+    topic = message.topicIDs[0] if message.topicIDs else ""
+    return topic, round(len(message.data) * min(1.0, packed_fraction))
+
+
+class _LateOffers(MessageCache):  # type: ignore[misc] # libp2p is untyped
+    """The messages of the last seconds."""
+
+    is_offering = False
+
+    def window(self, topic: str) -> list[bytes]:
+        """List those that came since the last heartbeat; to be offered: before it."""
+        entries = self.history[1] if self.is_offering else self.history[0]
+        return [entry.mid for entry in entries if topic in entry.topics]
 
 
 class GuardedGossipSub(gossipsub_module.GossipSub):  # type: ignore[misc] # libp2p is untyped
     """The gossip router."""
 
+    def add_peer(self, peer_id: ID, protocol_id: TProtocol | None) -> None:
+        """Note how to speak to a neighbour: packed gossip says what gossipsub 1.2 says."""
+        is_packed = protocol_id == PACKED_PROTOCOL
+        super().add_peer(peer_id, gossipsub_module.PROTOCOL_ID_V12 if is_packed else protocol_id)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.mcache = _LateOffers(1, HISTORY)
+        self.known_to: dict[bytes, set[ID]] = {}
+        """Of each message that is on its way through here: who has sent it to us."""
+
     async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
-        """Forward a message to the mesh."""
+        """Send a message to the mesh: our own at once, others' after a moment.
+
+        New: of two neighbours that get a message from a third one, each would send it to the other.
+        Now one of them has it from the other before it would.
+        """
+        if self.pubsub is not None and msg_forwarder != self.pubsub.my_id:
+            await trio.sleep(_CHANCE.uniform(*HOLD_BACK_S))  # noqa: TID251 -- others go first
         await super().publish(msg_forwarder, pubsub_msg)
         # New: the list is pruned by the adaptive mode alone, which is off.
         self.recent_message_deliveries.clear()
+
+    def gossip_heartbeat(self) -> dict[ID, dict[str, list[bytes]]]:
+        """Choose to whom of those outside the mesh to offer which messages.
+
+        New: those of the second before. What has just come is still on its way to them: stock code
+        offers it, they ask for it, and get it twice.
+        """
+        self.mcache.is_offering = True
+        try:
+            offers: dict[ID, dict[str, list[bytes]]] = super().gossip_heartbeat()
+        finally:
+            self.mcache.is_offering = False
+        return offers
+
+    def _get_adaptive_gossip_peers_count(self, topic: str, total_peers: int) -> int:
+        """Say to how many: stock code takes six at least, which is everybody in a small swarm."""
+        return max(OFFERS, total_peers // 4)
+
+    def _get_peers_to_send(
+        self,
+        topic_ids: Iterable[str],
+        msg_forwarder: ID,
+        origin: ID,
+        msg_id: bytes | None = None,
+    ) -> Iterable[ID]:
+        """Choose whom to send a message to; nobody who is known to have it."""
+        known_to = self.known_to.get(msg_id or b"", set())
+        chosen = super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id)
+        return [peer for peer in chosen if peer not in known_to]
 
     async def handle_graft(self, graft_msg: rpc_pb2.ControlGraft, sender_peer_id: ID) -> None:
         """Take a neighbour into the mesh of a topic, if there is room.

@@ -52,7 +52,9 @@ class HostEvents:
     is_banned: Callable[[str], bool]
     """Whether the peer is to be refused."""
     gossip_sent: Callable[[str, int], None]
-    """A message of a topic, so many bytes, was written to one neighbour."""
+    """A message of a topic was written to one neighbour, its payload as so many bytes."""
+    gossip_received: Callable[[str, int], None]
+    """The first copy of a message of a topic has come, its payload as so many bytes."""
     note_misdeed: Callable[..., None]
     """A peer did what it should not: peer id, Misdeed, and how many times (1 where not given)."""
     flow: Flow | None = None
@@ -333,7 +335,12 @@ async def open_host(
     )
     network.flow = events.flow
     libp2p_host = new_basic_host(network)
-    pubsub = new_pubsub(libp2p_host, on_sent=events.gossip_sent, note_misdeed=events.note_misdeed)
+    pubsub = new_pubsub(
+        libp2p_host,
+        on_sent=events.gossip_sent,
+        on_received=events.gossip_received,
+        note_misdeed=events.note_misdeed,
+    )
     host = Host(network, libp2p_host, pubsub, events, tally)
     async with running_service(network):
         await _listen(network, listen)

@@ -25,6 +25,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from p2p.admission import Admission
 from p2p.conduct import Misdeed
 from p2p.gossip_guards import MAX_SUBSCRIPTIONS_PER_PEER, GuardedGossipSub, GuardedPubsub
+from p2p.gossip_packing import PACKED_PROTOCOL, PackingHost
 from p2p.guarded_yamux import GuardedYamux
 from p2p.guards import GuardedSwarm
 from p2p.identity import Identity
@@ -82,7 +83,7 @@ def new_basic_host(network: GuardedSwarm) -> BasicHost:
     No identify: it tells strangers our addresses and stores theirs, and runs in trio's system
     nursery, where an exception ends the program.
     """
-    libp2p_host = BasicHost(network, default_protocols=OrderedDict({PING_PROTOCOL: handle_ping}))
+    libp2p_host = PackingHost(network, default_protocols=OrderedDict({PING_PROTOCOL: handle_ping}))
     network.notifees[:] = [one for one in network.notifees if not isinstance(one, _IdentifyNotifee)]
     return libp2p_host
 
@@ -91,17 +92,17 @@ def new_pubsub(
     libp2p_host: BasicHost,
     *,
     on_sent: Callable[[str, int], None],
+    on_received: Callable[[str, int], None],
     note_misdeed: Callable[..., None],
 ) -> GuardedPubsub:
     """Make the publish-subscribe service; its router is a service too."""
     router = GuardedGossipSub(
-        protocols=[PROTOCOL_ID_V12, PROTOCOL_ID_V11],
+        protocols=[PACKED_PROTOCOL, PROTOCOL_ID_V12, PROTOCOL_ID_V11],
         # Of six, seven copies of each message arrive; what is lost comes by other ways as well.
         degree=3,
         degree_low=2,
         degree_high=4,
         heartbeat_interval=1,  # the default of 120 s leaves the mesh broken for as long
-        gossip_window=1,  # a message is offered once to those outside the mesh, not three times
         max_messages_per_topic_per_second=50,  # counts one's own too
         adaptive_gossip_enabled=False,
         eclipse_protection_enabled=False,  # grafts everybody where three networks are not to be had
@@ -115,5 +116,6 @@ def new_pubsub(
         max_inbound_rpc_size=GOSSIP_RPC_BYTES,
         max_subscriptions_per_peer=MAX_SUBSCRIPTIONS_PER_PEER,
         on_sent=on_sent,
+        on_received=on_received,
         note_misdeed=note_misdeed,
     )

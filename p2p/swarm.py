@@ -101,7 +101,9 @@ class Swarm(BlobExchange):
             note_misdeed=self._refusals.note_misdeed,
         )
         self._connected: set[str] = set()
-        self._when_connected: list[Callable[[PeerView], None]] = []
+        self._when_connected: list[Callable[[PeerView], None]] = [
+            lambda _peer: self._blob_fetcher.note_provider()
+        ]
 
     @property
     def _host(self) -> Host | None:
@@ -326,6 +328,7 @@ class Swarm(BlobExchange):
             self._tell_lost,
             self._refusals.is_banned,
             self._gossip.count_sent,
+            self._gossip.count_received,
             self._refusals.note_misdeed,
             self._flow,
         )

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 PROTOCOL_MAJOR: Final = 1
 """Peers of one run whose major versions differ cannot work together (PROTOCOL.md section 9)."""
-PROTOCOL_MINOR: Final = 1
+PROTOCOL_MINOR: Final = 2
 """A newer minor version adds what an older one passes over."""
 
 

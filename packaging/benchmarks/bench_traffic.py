@@ -1,6 +1,6 @@
 """Measure what real agents send, by purpose: the share of control traffic at the size of `commons`.
 
-PYTHONPATH=. python packaging/benchmarks/bench_traffic.py [--agents 2 4 8] [--rounds 1]
+PYTHONPATH=. python packaging/benchmarks/bench_traffic.py [--agents 2 4 8] [--rounds 1] [--duty 1.0]
 
 Needs a checkout, Linux and root: the agents run in network namespaces (tests/system/network.py).
 They train the model of the built-in run `commons`, with its codec and all its periods: a round is
@@ -12,6 +12,7 @@ apart:
               meanwhile: bytes per round
     a round costs exchange + 600 x quiet
 
+`--duty` is how much of the time each agent trains: eight at a tenth leave two cores enough to talk.
 With `--target-tokens` rounds end long before their time, which shows what a round costs and hides
 what is done every few minutes. Control is all that is not a blob: what noise, yamux and TCP add to
 the blobs counts as control. The sums are held against the counters of the interfaces.
@@ -94,7 +95,7 @@ def commons_spec(target_tokens: int) -> RunSpec:
     )
 
 
-def measure(num_agents: int, num_rounds: int, target_tokens: int) -> Result:
+def measure(num_agents: int, num_rounds: int, target_tokens: int, duty: float) -> Result:
     """Run a swarm until it has committed so many rounds after its warm-up."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -102,6 +103,9 @@ def measure(num_agents: int, num_rounds: int, target_tokens: int) -> Result:
     ):
         lan = swarm.network.add_bridge()
         agents = [swarm.add(lan) for _ in range(num_agents)]
+        for agent in agents:
+            agent.locations.prepare()
+            agent.locations.config_file.write_text(f"duty_fraction = {duty}\n", "utf-8")
         swarm.start(*agents)
         wait_contributing(agents, UP_S)
         wait_until(
@@ -266,10 +270,12 @@ def main() -> None:
     parser.add_argument("--agents", type=int, nargs="+", default=[2, 4, 8], metavar="N")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--target-tokens", type=int, default=0)
+    parser.add_argument("--duty", type=float, default=1.0)
     parser.add_argument("--round-s", type=float, default=600.0)
     options = parser.parse_args()
     for num_agents in options.agents:
-        tell(measure(num_agents, options.rounds, options.target_tokens), options.round_s)
+        result = measure(num_agents, options.rounds, options.target_tokens, options.duty)
+        tell(result, options.round_s)
 
 
 if __name__ == "__main__":

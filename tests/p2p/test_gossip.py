@@ -6,9 +6,14 @@ import pytest
 import trio
 from libp2p.abc import INetStream
 from libp2p.peer.id import ID
-from libp2p.pubsub.pb.rpc_pb2 import ControlGraft
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V12
+from libp2p.pubsub.pb.rpc_pb2 import ControlGraft, Message
+from libp2p.pubsub.pubsub import PUBSUB_SIGNING_PREFIX
 
 from p2p.errors import MessageTooLargeError
+from p2p.gossip_guards import OFFERS
+from p2p.gossip_packing import PACKED_PROTOCOL
+from p2p.swarm import Swarm
 from tests.p2p.support import (
     TOPIC,
     Listener,
@@ -20,6 +25,19 @@ from tests.p2p.support import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
+
+
+def signed_message(author: Swarm, number: int) -> Message:
+    pubsub = host_of(author).pubsub
+    message = Message(
+        data=b"message %d" % number,
+        topicIDs=[TOPIC],
+        from_id=pubsub.my_id.to_bytes(),
+        seqno=number.to_bytes(8, "big"),
+    )
+    signed = PUBSUB_SIGNING_PREFIX.encode() + message.SerializeToString()
+    message.signature = pubsub.sign_key.sign(signed)
+    return message
 
 
 @trio_test
@@ -136,3 +154,69 @@ async def test_a_full_mesh_takes_nobody_in(monkeypatch: pytest.MonkeyPatch) -> N
             await router.handle_graft(ControlGraft(topicID=TOPIC), peer)
         assert router.mesh[TOPIC] == set(peers[:-1])
         assert pruned == [str(peers[-1])]
+
+
+@trio_test
+async def test_what_has_come_from_a_neighbour_is_not_sent_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others' messages are held back for a moment, in which they come from more sides."""
+    async with swarm() as hub, swarm() as author:
+        at_hub = Listener()
+        await at_hub.subscribe(hub)
+        pubsub = host_of(hub).pubsub
+        neighbours = [ID(bytes([0x12, 0x20]) + bytes([n] * 32)) for n in range(3)]
+        pubsub.peer_topics[TOPIC] = pubsub.router.mesh[TOPIC] = set(neighbours)
+        monkeypatch.setattr(pubsub, "peers", dict.fromkeys(neighbours))
+        sent: list[ID] = []
+        monkeypatch.setattr(pubsub.router, "send_rpc", lambda peer, *_args, **_: sent.append(peer))
+        message = signed_message(author, 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pubsub.push_msg, neighbours[0], message)
+            await until(lambda: at_hub.heard)  # delivered here without a wait
+            assert sent == []
+            await pubsub.push_msg(neighbours[1], message)
+        assert sent == [neighbours[2]]
+        await pubsub.push_msg(neighbours[2], message)
+        assert (len(sent), len(at_hub.heard)) == (1, 1)
+        assert pubsub.router.known_to == {}, "nothing is kept of what is over"
+
+
+@trio_test
+async def test_who_speaks_only_stock_gossipsub_is_spoken_to() -> None:
+    async with swarm() as older, swarm() as newer:
+        pubsub = host_of(older).pubsub
+        pubsub.router.protocols.remove(PACKED_PROTOCOL)
+        del pubsub.host.multiselect.handlers[PACKED_PROTOCOL]
+        at_older, at_newer = Listener(), Listener()
+        await at_older.subscribe(older)
+        await at_newer.subscribe(newer)
+        await newer.connect(older.listen_addrs[0])
+        await publish_until_heard(newer, b"hello", at_older)
+        await publish_until_heard(older, b"hello", at_newer)
+        streams = host_of(newer).pubsub.peers.values()
+        assert {stream.get_protocol() for stream in streams} == {PROTOCOL_ID_V12}
+
+
+@trio_test
+async def test_what_has_just_come_is_not_offered_yet() -> None:
+    """It is on its way to everybody: who is offered it would ask for it, and get it twice."""
+    async with swarm() as hub:
+        await Listener().subscribe(hub)
+        pubsub = host_of(hub).pubsub
+        router = pubsub.router
+        outside = [ID(bytes([0x12, 0x20]) + bytes([n] * 32)) for n in range(2 * OFFERS)]
+        pubsub.peer_topics[TOPIC] = set(outside)
+        router.peer_protocol.update(dict.fromkeys(outside, PROTOCOL_ID_V12))
+        router.mesh[TOPIC] = set()
+        message = signed_message(hub, 1)
+        router.mcache.put(message)
+        assert router.mcache.window(TOPIC) == [message.from_id + message.seqno]
+        assert router.gossip_heartbeat() == {}
+        router.mcache.shift()
+        offers = router.gossip_heartbeat()
+        assert len(offers) == OFFERS
+        assert all(offer == {TOPIC: [message.from_id + message.seqno]} for offer in offers.values())
+        assert router.mcache.window(TOPIC) == [], "a newcomer is sent what is new alone"
+        router.mcache.shift()
+        assert router.gossip_heartbeat() == {}, "once"

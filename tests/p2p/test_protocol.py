@@ -14,8 +14,10 @@ from p2p import (
     framing,
     gossip,
     gossip_guards,
+    gossip_packing,
     guarded_yamux,
     guards,
+    host_setup,
     kad_wire,
     mdns,
     members,
@@ -47,7 +49,11 @@ SENTENCES = {
     "topic": f"at most {gossip_guards.MAX_TOPIC_CHARS} characters",
     "gossip rate": f"exceeds {gossip_guards.GOSSIP_PER_FORWARDER_S:g} a second",
     "gossip burst": f"after a burst of {gossip_guards.GOSSIP_BURST:g}",
-    "gossip protocols": f"(`{PROTOCOL_ID_V12}`, `{PROTOCOL_ID_V11}`)",
+    "gossip protocols": f"(`{gossip_packing.PACKED_PROTOCOL}`, which is packed, "
+    f"`{PROTOCOL_ID_V12}`, `{PROTOCOL_ID_V11}`, to be offered in this order)",
+    "packed window": f"a window of at most {1 << gossip_packing.WINDOW_BITS:,} bytes",
+    "packed frame": f"MUST NOT unpack more than {host_setup.GOSSIP_RPC_BYTES:,} bytes of one frame",
+    "held back": "wait {:g} to {:g} s, at random".format(*gossip_guards.HOLD_BACK_S),
     "gossip bytes": f"or {gossip_guards.GOSSIP_BYTES_PER_S >> 10} KiB a second after a burst of "
     f"{gossip_guards.GOSSIP_BYTES_BURST >> 20} MiB (each frame counts "
     f"{gossip_guards.GOSSIP_FRAME_BYTES >> 10} KiB more than it has, each subscription and each "
