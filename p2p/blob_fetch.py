@@ -153,7 +153,8 @@ class _Download:
         self.error = error
         self._complete.set()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Have it look at once whom to ask, and for what."""
         self._changed.set()
         self._changed = trio.Event()
 
@@ -212,7 +213,7 @@ class _Download:
             self._note_misdeed(peer_id, Misdeed.MALFORMED)
         finally:
             self._workers.discard(peer_id)
-            self._notify()
+            self.notify()
 
     async def _fetch_from(self, peer_id: str) -> None:
         host = await self._connect(peer_id)
@@ -260,7 +261,7 @@ class _Download:
         finally:
             for index in asked:
                 if self._plan.give_back(peer_id, index):
-                    self._notify()
+                    self.notify()
                 self._lane.leave()
 
     async def _ask_ahead(self, peer_id: str, client: BlobClient, asked: deque[int]) -> None:
@@ -381,6 +382,11 @@ class BlobFetcher:
                 download.scope.cancel()
         if download.error is not None:
             raise type(download.error)(str(download.error), hint=download.error.hint)
+
+    def note_provider(self) -> None:
+        """Have every download see at once who may have come."""
+        for download in self._downloads.values():
+            download.notify()
 
     def downloads(self) -> tuple[DownloadView, ...]:
         """List the blobs on their way."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from unittest import mock
 
-from p2p import blobs
-from p2p.blobstore import BlobStore
+from p2p.blobs import BlobServer
 from p2p.framing import BlobOp, BlobRequest
 from volunteer.agent.__main__ import main
 
@@ -23,17 +24,19 @@ LIES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def lie(kind: str) -> None:
-    """Have every chunk that is served from now on be a lie of this kind."""
-    read_truly = blobs._read
+def lying(kind: str) -> AbstractContextManager[object]:
+    """Have every chunk that is served be a lie of this kind, wherever it was read, in the block."""
+    payload_truly = BlobServer._payload_of
 
-    def read(store: BlobStore, request: BlobRequest) -> bytes:
-        data = read_truly(store, request)
-        return LIES[kind](data) if request.op is BlobOp.CHUNK else data
+    async def payload_of(server: BlobServer, request: BlobRequest) -> bytes | bytearray | None:
+        payload = await payload_truly(server, request)
+        if payload is None or request.op is not BlobOp.CHUNK:
+            return payload
+        return LIES[kind](bytes(payload))
 
-    blobs._read = read
+    return mock.patch.object(BlobServer, "_payload_of", payload_of)
 
 
 if __name__ == "__main__":
-    lie(sys.argv[1])
-    main(sys.argv[2:])
+    with lying(sys.argv[1]):
+        main(sys.argv[2:])

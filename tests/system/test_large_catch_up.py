@@ -36,6 +36,8 @@ JOURNAL_ROUNDS = 2
 """Rounds whose blobs are kept: fewer than there are, so that replaying them is no way."""
 RATE = "120mbit"
 """Of each donor's line: 15 MB/s, so that there is time to kill somebody."""
+SLOW_RATE = "1mbit"
+"""Of the one honest donor's line: a minute for the small state."""
 KILL_NEWCOMER_AT = 0.25
 KILL_DONOR_AT = 0.6
 MAX_REFETCHED_BYTES = 16 * MIB
@@ -239,17 +241,25 @@ def test_a_large_state_comes_whatever_happens_to_donors_and_newcomer(large: Scen
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["long", "short"])
 def test_who_lies_about_lengths_is_asked_once(tmp_path: Path, kind: str) -> None:
+    """The honest donor has no time to give everything before the liar is found out."""
     with local_swarm(tmp_path, 2.0, SMALL_MODEL) as swarm:
         scene = begin(swarm, 120.0)
         founder, liar = swarm.agents[0], scene.add_copy(kind)
         swarm.start(founder, liar)
-        scene.network.shape(founder.node, "8mbit")
+        liar_id = liar.status().peer_id
+        scene.network.shape(founder.node, SLOW_RATE)
         newcomer = scene.swarm.add(scene.lan)
         newcomer.start()
+        begun_s = time.monotonic()
+        wait_until("the liar is named", lambda: lies_named(newcomer, liar_id), 40)
+        named_s = time.monotonic() - begun_s
+        assert newcomer.status().round_index < scene.round_index
+        scene.network.unshape(founder.node)
         newcomer.wait_for(
             "it stands where the founder stands",
             lambda s: s.round_index >= scene.round_index,
             60,
         )
-        assert newcomer.status().round_index >= scene.round_index
-        assert lies_named(newcomer, liar.status().peer_id) == 1
+        report(f"liar named after {named_s:.1f} s")
+        assert newcomer.status().state_hash == scene.state_hash
+        assert lies_named(newcomer, liar_id) == 1
