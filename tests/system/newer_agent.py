@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import ModuleType
 
 from p2p.swarm import SwarmConfig
 from tests.fakes import newer
 from volunteer.agent import __main__ as agent_main
-from volunteer.agent import app
+from volunteer.agent import app, parts
+
+
+def replacements(version: str) -> list[tuple[ModuleType, str, object]]:
+    """Return what an agent of version MAJOR.MINOR has in place of ours: where, its name, and it."""
+    major, minor = version.split(".")
+    return [
+        (app, "SwarmConfig", functools.partial(SwarmConfig, protocol=(int(major), int(minor)))),
+        (app, "program_name", lambda: newer.PROGRAM),
+        (parts, "RecordBook", newer.NewerBook),
+        (parts, "Exchange", newer.NewerExchange),
+        (parts, "Heartbeat", newer.NewerHeartbeat),
+    ]
 
 
 def main(version: str, arguments: list[str]) -> None:
-    major, minor = version.split(".")
-    protocol = (int(major), int(minor))
-    replaced = {
-        "SwarmConfig": functools.partial(SwarmConfig, protocol=protocol),
-        "program_name": lambda: newer.PROGRAM,
-        "RecordBook": newer.NewerBook,
-        "Exchange": newer.NewerExchange,
-        "Heartbeat": newer.NewerHeartbeat,
-    }
-    for name, one in replaced.items():
-        assert hasattr(app, name)
-        setattr(app, name, one)
+    for module, name, one in replacements(version):
+        assert hasattr(module, name)
+        setattr(module, name, one)
     agent_main.main(arguments)
 
 
