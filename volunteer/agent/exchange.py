@@ -46,6 +46,10 @@ PERIODS_SETTLED = 10
 """Of a sync: 30 % of a round."""
 DISTRUST_ROUNDS = 2.0
 """After a sync had to bring what gossip had not, no sync is passed over for so long."""
+GOSSIP_LATE_S = 5.0
+"""What a sync brought and gossip still has not, at most so long after it, counts as not brought."""
+MAX_AHEAD = 1024
+"""Records of which that is waited for; with more of them gossip has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,10 @@ class Exchange:
         self._neighbour_came = trio.Event()
         self._round_s = 0.0
         self._is_settled: Callable[[], bool] = lambda: False
+        self._sync_s = 0.0
         self._gossip_failed_at_s = -math.inf
+        self._ahead: dict[str, float] = {}
+        """Records that a sync brought before gossip did, and when."""
         self._wanted: set[str] = set()
         self.heard: dict[str, Heard] = {}
         self._topic = f"allmende/1/{pages.run_id}/{pages.module_id}"
@@ -110,6 +117,7 @@ class Exchange:
             is_settled: whether nothing is to be expected soon; then there are fewer exchanges,
                 unless gossip has lately proved not to bring everything.
         """
+        self._sync_s = sync_s
         self._round_s = round_s
         self._is_settled = is_settled
         await self._swarm.subscribe(
@@ -153,6 +161,7 @@ class Exchange:
     async def _on_gossiped_record(self, author: str, data: bytes) -> None:
         signed = self._verify(data)
         if isinstance(signed, SignedRecord):
+            self._ahead.pop(signed.record_id, None)
             await self._on_record(signed)
 
     def _verify(self, data: bytes) -> SignedRecord | NewKind:
@@ -251,8 +260,18 @@ class Exchange:
 
     def _may_pass_over(self) -> bool:
         """Return whether syncs are needed less: nothing is to come, or gossip would bring it."""
+        self._judge_gossip()
         distrust_s = DISTRUST_ROUNDS * self._round_s
         return self._is_settled() and now_s() - self._gossip_failed_at_s >= distrust_s
+
+    def _judge_gossip(self) -> None:
+        """Note what gossip has not brought by now; it goes from neighbour to neighbour."""
+        late_s = min(GOSSIP_LATE_S, self._sync_s)
+        latest = now_s() - late_s
+        is_full = len(self._ahead) >= MAX_AHEAD
+        late = [i for i, at_s in self._ahead.items() if is_full or at_s <= latest]
+        for record_id in late:
+            self._gossip_failed_at_s = max(self._gossip_failed_at_s, self._ahead.pop(record_id))
 
     async def _sync_with(self, peer_id: str) -> None:
         """Fetch what `peer_id` has and we lack, page by page, and push what it wants."""
@@ -300,9 +319,11 @@ class Exchange:
         return highest
 
     async def _take_synced(self, signed: SignedRecord) -> None:
-        """Take in a record that came by a sync; gossip should have brought it before."""
+        """Take in a record that came by a sync; gossip should bring it as well."""
         if not self._book.has(signed.record_id):
-            self._gossip_failed_at_s = now_s()
+            if len(self._ahead) >= MAX_AHEAD:
+                self._judge_gossip()
+            self._ahead[signed.record_id] = now_s()
         await self._on_record(signed)
 
     async def _respond(self, peer_id: str, data: bytes) -> bytes:

@@ -240,6 +240,35 @@ def test_where_gossip_fails_no_sync_is_passed_over(
     run_virtual(in_nursery(main))
 
 
+def test_a_sync_that_was_faster_than_gossip_is_no_failure(
+    neighbours: list[Neighbour], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = neighbours
+    monkeypatch.setattr(exchange_module, "now_s", trio.current_time)
+    chain = SignedChain()
+    chain.grow(chain.genesis, 1)
+    first, second = chain.all()[:2]
+
+    async def main(nursery: trio.Nursery, clock: MockClock) -> None:
+        run = functools.partial(one.exchange.run, 1e6, lambda: None, round_s=60.0)
+        nursery.start_soon(functools.partial(run, is_settled=lambda: True))
+        await settle()
+        topic = f"allmende/1/{RUN_ID}/{MODULE}/records"
+        for signed in (first, second):
+            await one.exchange._take_synced(signed)
+        assert await one.swarm.deliver(topic, "p", first.envelope)
+        assert one.exchange._may_pass_over(), "the other may still come"
+        clock.jump(exchange_module.GOSSIP_LATE_S)
+        assert not one.exchange._may_pass_over(), "it has not"
+        clock.jump(exchange_module.DISTRUST_ROUNDS * 60.0)
+        assert one.exchange._may_pass_over()
+        await one.exchange._take_synced(first)
+        clock.jump(exchange_module.GOSSIP_LATE_S)
+        assert one.exchange._may_pass_over(), "it was known"
+
+    run_virtual(in_nursery(main))
+
+
 def test_sign_is_what_verify_accepts(neighbours: list[Neighbour]) -> None:
     one, _ = neighbours
     record = Leaving(
