@@ -312,6 +312,6 @@ def _say_nonsense(victim: NodeAgent) -> None:
     wait_until("it answers again", victim.status_or_none, 20)
     lines = alarming_lines(victim.logged()[log_size:])
     report(f"hostile control socket: {len(lines)} lines logged")
-    for what in ("too long", "not understood", "another control version"):
+    for what in ("too long", "not understood", "of another control version"):
         assert victim.logged().count(f"the request is {what}") == 1, victim.tail()
     assert len(lines) <= MAX_LOG_LINES, "\n".join(lines)
