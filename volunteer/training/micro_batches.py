@@ -14,7 +14,7 @@ from volunteer.run import RunSpec
 from volunteer.training.acceleration import make_loss_function, reason_of
 from volunteer.training.devices import Device
 from volunteer.training.model import LossFunction
-from volunteer.training.pace import MicroBatchWatch
+from volunteer.training.pace import MAX_MICRO_BATCH_S, MicroBatchWatch
 
 MICRO_BATCH_TOKENS = {"cpu": 1024}
 """By kind of device. On CPUs about 0.1 s of the built-in run: a stop is seen soon, and larger
@@ -53,6 +53,9 @@ class MicroBatches:
         """Where the owner wishes it and it is not possible."""
         self.tried: tuple[int, ...] = ()
         """What did not fit."""
+        self.too_slow = 0
+        """What fitted in the trial and took too long; 0 if it did not."""
+        self._is_cpu = kind == "cpu"
         self._may_checkpoint = wishes.checkpointing == "auto"
         self._device_name = device.name
         self._watch = MicroBatchWatch()
@@ -80,6 +83,21 @@ class MicroBatches:
     def note_fits(self) -> None:
         """Such a micro-batch has had enough memory."""
         self._has_fitted = True
+
+    def note_trial(self, duration_s: float) -> None:
+        """The trial has fitted; what follows is smaller if it took too long.
+
+        Somebody who comes and goes lets a trainer live for a step or two: what is found out step by
+        step (`note_step`) would come too late each time. On a CPU a process's first micro-batch
+        takes hardly longer than others, and smaller ones cost little. Elsewhere, and where layers
+        are compiled in it, it says nothing about those to come.
+        """
+        if not self._is_cpu or self.is_compiled or duration_s <= MAX_MICRO_BATCH_S:
+            return
+        self.too_slow = self.sequences if self.sequences > 1 else 0
+        while self.sequences > 1 and duration_s > MAX_MICRO_BATCH_S:
+            self.sequences //= 2
+            duration_s /= 2
 
     def note_step(self, now_s: float, *, is_whole: bool) -> bool:
         """A step has ended; return whether smaller ones come next, since these take too long."""

@@ -2,7 +2,8 @@
 
 Runs in: trainer. Forward, backward and the optimizer's scratch are gone through with the real
 weights, which stay as they are; the gradient is zero again afterwards. What does not fit is halved
-(micro_batches.py); how it went is told to the owner.
+(micro_batches.py), and so is, on a CPU, what takes so long that a stop would not be seen soon; how
+it went is told to the owner.
 
 On a CPU the system has no room to refuse: it lets a process take too much, and then ends one. So
 what a micro-batch needs is reckoned there before it is tried, and halved if it is more than half
@@ -25,6 +26,7 @@ from volunteer.training.devices import Device, is_out_of_memory, release_cached_
 from volunteer.training.inner import allocate_scratch
 from volunteer.training.micro_batches import MicroBatches
 from volunteer.training.model import TrainableWeights
+from volunteer.training.pace import MAX_MICRO_BATCH_S
 
 _MOST_OF_FREE = 0.5
 _GB, _MB = 1e9, 1e6
@@ -62,15 +64,18 @@ def find_micro_batch(
     free_bytes = memory.free_bytes(device.torch_device)
     memory.reset_peak(device.torch_device)
     _make_plausible(batches, device, free_bytes)
-    began_at_s = now_s() if batches.is_compiled else 0.0
+    first_at_s = now_s()
     while not should_stop():
+        began_at_s = now_s()
         error = _try_once(weights, windows_BT1, spec, device, batches)
         # Only here is what a failed trial held in memory free.
         weights.gradient_P.zero_()
         if error is None:
+            ended_at_s = now_s()
             batches.note_fits()
+            batches.note_trial(ended_at_s - began_at_s)
             used_bytes = memory.peak_bytes(device.torch_device)
-            compiled_in_s = now_s() - began_at_s if batches.is_compiled else 0.0
+            compiled_in_s = ended_at_s - first_at_s if batches.is_compiled else 0.0
             found = _describe(batches, spec, free_bytes, used_bytes, compiled_in_s)
             _log.info("micro-batch: %s", found.note)
             return found
@@ -129,6 +134,8 @@ def _describe(
         parts.append(f"{_size(free_bytes)} were free before")
     if batches.tried:
         parts.append(f"{', '.join(map(str, batches.tried))} did not fit")
+    if batches.too_slow:
+        parts.append(f"{batches.too_slow} took longer than {MAX_MICRO_BATCH_S:g} s")
     if batches.is_checkpointed:
         parts.append("layers are computed twice to save memory")
     if batches.is_compiled:

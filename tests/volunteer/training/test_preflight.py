@@ -123,6 +123,38 @@ def test_memory_that_a_cpu_clearly_lacks_is_not_tried_for(monkeypatch: pytest.Mo
     assert [size for size, _ in tried] == [2]
 
 
+@pytest.mark.parametrize(
+    ("first_takes_s", "sequences", "note"),
+    [(0.4, 4, ""), (0.9, 2, "4 took longer than 0.5 s"), (30.0, 1, "4 took longer than 0.5 s")],
+)
+def test_a_slow_machine_begins_with_what_is_over_soon(
+    monkeypatch: pytest.MonkeyPatch, first_takes_s: float, sequences: int, note: str
+) -> None:
+    tried = fit_at_most(monkeypatch, 4)
+    batches = MicroBatches(SPEC, CPU)
+    weights = TrainableWeights(tiny_weights_P(SPEC), SPEC.model)
+    found = find_micro_batch(
+        weights,
+        tiny_windows(SPEC, 0),
+        SPEC,
+        CPU,
+        batches,
+        should_stop=never,
+        now_s=lambda: first_takes_s * len(tried),
+    )
+    assert found is not None
+    assert (found.sequences, batches.sequences, found.tried) == (sequences, sequences, ())
+    assert [size for size, _ in tried] == [4], "the smaller ones need no trial"
+    assert note in found.note
+    assert ("took longer" in found.note) == bool(note)
+
+
+def test_compiling_says_nothing_about_how_long_a_micro_batch_takes() -> None:
+    batches = MicroBatches(SPEC, CPU, Wishes(is_compiled=True))
+    batches.note_trial(90.0)
+    assert (batches.sequences, batches.too_slow) == (4, 0)
+
+
 def test_a_stop_ends_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = fit_at_most(monkeypatch, 0)
     weights = TrainableWeights(tiny_weights_P(SPEC), SPEC.model)
