@@ -79,6 +79,7 @@ class Actor:
         """Let enough time pass for whatever is waited for; return what is published by that."""
         self.published = []
         self.now_s += LONG_S
+        self.machine._presence.heard_at_s = self.now_s  # it was there all the while
         self._feed(ev.WorkReported(1))
         self._feed(ev.Ticked())
         return self.published

@@ -48,22 +48,32 @@ def choose_child(tree: Tree, node: str) -> str | None:
     return min(choices, key=lambda child: _branch_key(tree, node, child))
 
 
-def _branch_key(tree: Tree, node: str, child: str) -> tuple[int, int, int, str]:
-    """Height certified without a reset since `node`, supporters in its rosters, rank, hash."""
+def _branch_key(tree: Tree, node: str, child: str) -> tuple[int, int, int, int, str]:
+    """Height certified without a reset since `node`, supporters in its rosters; then rank, hash.
+
+    Before these, where neither tells branches apart, the largest roster that a reset has made above
+    and that has certified a commit. Where all of a small roster are away, nobody that counts stands
+    on either branch: the rank alone then drew members off what a reset's roster had made final, to
+    where one had gone on alone.
+    """
     facts = tree.facts[node]
-    resets, certified = facts.resets, facts.height
+    resets, certified, later_roster = facts.resets, facts.height, 0
     support: set[str] = set()
     facts_of, supporters_of = tree.facts, tree.supporters
     for commit_id in subtree(tree, child):
         below = facts_of[commit_id]
         if below.certified_height > certified and below.resets == resets:
             certified = below.certified_height
+        if below.resets > resets:
+            voted = facts_of[below.certified_id]
+            if voted.resets > resets:
+                later_roster = max(later_roster, len(voted.rosters[1]))
         here = supporters_of.get(commit_id)
         if here:
             support |= here
     support &= facts.rosters[0] | facts.rosters[1]
     certified = certified if certified > facts.height else 0
-    return (-certified, -len(support), tree.facts[child].rank, child)
+    return (-certified, -len(support), -later_roster, tree.facts[child].rank, child)
 
 
 def _founding_key(tree: Tree, node: str, child: str) -> tuple[int, int, int, int, str]:

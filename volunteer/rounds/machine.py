@@ -29,6 +29,7 @@ from volunteer.rounds.fork_choice import leaves_final
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.outsiders import Outsiders
 from volunteer.rounds.own_work import OwnWork
+from volunteer.rounds.presence import Presence
 from volunteer.rounds.proposing import Proposing
 from volunteer.rounds.records import (
     MAX_CARRIES,
@@ -41,7 +42,7 @@ from volunteer.rounds.records import (
 )
 from volunteer.rounds.requests import Kind, Requests
 from volunteer.rounds.silence import Silence
-from volunteer.rounds.turn import Timing
+from volunteer.rounds.turn import Timing, is_left_behind
 from volunteer.rounds.watch import Watch
 
 
@@ -69,11 +70,9 @@ class Machine:
     alarm: tuple[str, str] | None = None
     _drafts: Drafts = field(init=False)
     _silence: Silence = field(init=False)
+    _presence: Presence = field(default_factory=Presence)
     _is_awake: bool = False
     _is_settled: bool = False  # whether the last look at everything led to nothing
-    _is_paused: bool = False
-    """Told to stop, not only not yet told to start."""
-    _has_left: bool = True
     _requests: Requests = field(default_factory=Requests)
     _fetching: Fetching = field(init=False)
     _proposing: Proposing = field(init=False)
@@ -132,6 +131,7 @@ class Machine:
     def handle_all(self, events: Sequence[ev.Event], now_s: float) -> list[ev.Action]:
         """Take in what has come at about the same time, in order, and then act once."""
         self._actions = []
+        self._presence.hear(now_s, self.timing.round_s)
         must_look = not self._is_settled
         for event in events:
             if isinstance(event, ev.RecordArrived):  # by far the most
@@ -149,7 +149,8 @@ class Machine:
             if is_let_in or must_look or self._requests.is_any_due(now_s):
                 self._look(now_s)
             if self.tip is not None:
-                self._say_farewell()
+                if self._presence.takes_leave():
+                    self._publish(self._drafts.leaving(self._facts()))
                 self._act(self._facts(), now_s)
         return self._actions
 
@@ -205,7 +206,7 @@ class Machine:
                 self._take_result(event, now_s)
             case ev.ContributingChanged(is_contributing):
                 self.is_contributing = is_contributing
-                self._is_paused = not is_contributing
+                self._presence.changed(now_s, is_contributing=is_contributing)
                 self._requests.aggregator_ended()
             case ev.TrainerReady():
                 if self._is_awake and self.tip is not None:
@@ -250,14 +251,14 @@ class Machine:
             case Commit() if record.proposer == self.me:
                 self._proposing.parents.add(record.parent)
             case Leaving() if record.author == self.me:
-                self._has_left = True
+                self._presence.has_left = True
             case _:
                 pass
 
     def _note_own(self, record_id: str, record: Contribution) -> None:
         self.own[record_id] = record
         self._encoded_bases.add(record.base)
-        self._has_left = False
+        self._presence.has_left = False
         self.ballot.note_vote(record)
         # What it carries is in flight with it now: if the trainer was told to carry it after
         # encoding, it must take it out again.
@@ -338,12 +339,6 @@ class Machine:
 
     # ------------------------------------------------------------------------------ acting
 
-    def _say_farewell(self) -> None:
-        """Tell the others once that nobody need wait for us."""
-        if self._is_paused and not self._has_left:
-            self._has_left = True
-            self._publish(self._drafts.leaving(self._facts()))
-
     def _act(self, facts: ChainFacts, now_s: float) -> None:
         may_sign = self._silence.may_sign(
             facts.height, self.known.highest_height, now_s, self.timing.round_s
@@ -355,19 +350,24 @@ class Machine:
     def _close_and_contribute(self, facts: ChainFacts, now_s: float) -> None:
         """Contribute once for the tip (rule 20)."""
         if self.closed_at_s is None:
-            if not self._is_round_over(now_s):
+            elapsed_s = now_s - self.applied_at_s
+            if not self.timing.is_round_over(elapsed_s, self.tokens_since_contribution):
                 return
             self.closed_at_s = now_s
             self.known.closed.add(facts.commit_id)
             self._publish(self._drafts.close(facts))
         is_due = facts.commit_id not in self._encoded_bases and self.tokens_since_contribution > 0
-        is_possible = is_due and facts.commit_id in self.known.states
-        if is_possible and self._requests.begin(Kind.ENCODE, facts.commit_id, now_s):
+        if not is_due or facts.commit_id not in self.known.states:
+            return
+        best = self.known.header_choice.best(self._start_of_choice())
+        is_left = is_left_behind(self.known, facts, best, self._waited_s(now_s), self.timing)
+        if not is_left and self._requests.begin(Kind.ENCODE, facts.commit_id, now_s):
+            if self._told_pending != tuple(self.work.pending()):
+                self._tell_trainer()  # commits have come that own work was made on
             self._actions.append(ev.Encode(facts.commit_id, facts.height))
 
-    def _is_round_over(self, now_s: float) -> bool:
-        is_target = 0 < self.timing.target_tokens <= self.tokens_since_contribution
-        return is_target or now_s - self.applied_at_s >= self.timing.round_s
+    def _waited_s(self, now_s: float) -> float:
+        return self._presence.waited_s(self.applied_at_s, now_s)
 
     def _sign_contribution(self, event: ev.ContributionEncoded) -> None:
         base = self.known.facts.get(event.base)
@@ -384,14 +384,15 @@ class Machine:
     def _propose(self, facts: ChainFacts, now_s: float) -> None:
         if self.closed_at_s is None or facts.commit_id not in self.known.states:
             return
-        action = self._proposing.ask(facts, self.applied_at_s, self.closed_at_s, now_s)
+        turns_from_s = max(self.closed_at_s, self._presence.since_s)
+        action = self._proposing.ask(facts, self._waited_s(now_s), turns_from_s, now_s)
         if action is not None:
             self._actions.append(action)
 
     def _sign_commit(self, event: ev.ProposalComputed, now_s: float) -> None:
         if self.tip is None:
             return
-        commit = self._proposing.commit(self._facts(), event, self.applied_at_s, now_s)
+        commit = self._proposing.commit(self._facts(), event, self._waited_s(now_s))
         if commit is not None:
             self._publish(commit)
 

@@ -17,7 +17,7 @@ from volunteer.rounds.chain import (
     listed_authors,
     rank_of,
 )
-from volunteer.rounds.fork_choice import subtree
+from volunteer.rounds.fork_choice import is_ancestor, subtree
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.records import Contribution
 
@@ -25,6 +25,9 @@ QUORUM_WAIT_FRACTION = 0.8
 """Of the failover interval: what a proposer waits for votes beyond its turn."""
 LAGGING_HEIGHTS = 6
 """So far above the last final commit, usually 2 heights, it waits for votes announced as well."""
+
+WAITED_ROUNDS = 2
+"""So long a member waits for what others stand on, while it can be there to wait."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +39,10 @@ class Timing:
     failover_s: float
     target_tokens: int = 0
     """Close the round early after this many tokens; 0: never."""
+
+    def is_round_over(self, elapsed_s: float, tokens: int) -> bool:
+        """Return whether to close the round (rule 20)."""
+        return 0 < self.target_tokens <= tokens or elapsed_s >= self.round_s
 
 
 def eligible_contributions(
@@ -154,9 +161,29 @@ def _num_lower_ranks(
     return sum(other < rank for other in ranks)
 
 
-def is_child_on_its_way(
-    known: Knowledge, tip: ChainFacts, elapsed_s: float, round_s: float
+def is_left_behind(
+    known: Knowledge, tip: ChainFacts, best: str, waited_s: float, timing: Timing
 ) -> bool:
+    """Return whether to move on before contributing: where all others go, nobody could list it.
+
+    It could speak for `tip` alone. Where one vote decides, that of the publisher of a young run, it
+    turned everyone over from nine heights above to the fork that it had been paused on. What cannot
+    be had within two rounds keeps nobody longer.
+
+    Args:
+        known: what the member knows.
+        tip: where it stands.
+        best: where the headers lead it to.
+        waited_s: how long it has stood there, and could follow the others.
+        timing: of the run.
+    """
+    above = known.facts[best]
+    is_below = is_ancestor(known.facts, tip.commit_id, best)
+    may_be_listed = is_below and above.height <= tip.height + 1
+    return not may_be_listed and waited_s < WAITED_ROUNDS * timing.round_s
+
+
+def is_child_on_its_way(known: Knowledge, tip: ChainFacts, waited_s: float, round_s: float) -> bool:
     """Return whether another child of `tip` makes a proposal needless (rule 23).
 
     A child that only its proposer stands on delays nobody: it may be withheld.
@@ -172,6 +199,6 @@ def is_child_on_its_way(
         if tip.rosters[1] and is_quorum(known.rules, tip.rosters, standing):
             return True
         others = standing - {known.facts[child].proposer}
-        if others and elapsed_s < 2 * round_s:
+        if others and waited_s < WAITED_ROUNDS * round_s:
             return True
     return False

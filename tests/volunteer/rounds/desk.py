@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from volunteer.rounds.records import Contribution, Record, encode_body, record_i
 from volunteer.rounds.turn import Timing
 
 ROUND_S, GRACE_S, FAILOVER_S = 100.0, 10.0, 20.0
+TICK_S = ROUND_S / 4
 A = TypeVar("A")
 
 
@@ -69,7 +71,16 @@ class Desk:
         ]
 
     def wait(self, seconds: float) -> list[ev.Action]:
-        """Let time pass, in one tick."""
+        """Let time pass, with a tick now and then."""
+        num_ticks = max(1, math.ceil(seconds / TICK_S))
+        done: list[ev.Action] = []
+        for _ in range(num_ticks):
+            self.now_s += seconds / num_ticks
+            done += self.feed(ev.Ticked())
+        return done
+
+    def sleep(self, seconds: float) -> list[ev.Action]:
+        """Close the lid; return what the first tick after it leads to."""
         self.now_s += seconds
         return self.feed(ev.Ticked())
 

@@ -68,6 +68,24 @@ def order_at(chain: ChainBuilder, commit_id: str) -> tuple[str, ...]:
     return rank_order(chain.rules, chain.facts(commit_id))
 
 
+def test_where_nobody_of_the_rosters_stands_a_reset_s_certified_roster_counts_before_rank() -> None:
+    chain = ChainBuilder(make_rules(expiry_rounds=2))
+    tip = chain.round(chain.genesis, "bc")  # the publisher a, who is the roster, is away
+    lone, many = [peer for peer in order_at(chain, tip) if peer != "a"]
+    alone = chain.commit(tip, [chain.contribution(lone, tip)], proposer=lone)
+    together = chain.commit(tip, [chain.contribution(p, tip) for p in "bc"], proposer=many)
+    assert chosen(chain) == alone, "by rank"
+    alone = chain.rounds(alone, lone, 3)[-1]
+    assert chain.facts(alone).resets > 0
+    assert len(chain.facts(chain.facts(alone).certified_id).rosters[1]) == 1
+    assert chosen(chain) == alone
+    together = chain.rounds(together, "bc", 3)[-1]
+    assert len(chain.facts(chain.facts(together).certified_id).rosters[1]) == 2
+    assert chosen(chain) == together
+    chain.contribution("a", alone)
+    assert chosen(chain) == alone, "whoever the fork's rosters name counts before"
+
+
 def test_certificates_beyond_a_reset_do_not_count() -> None:
     chain, tip = grown(expiry_rounds=4)
     alone = chain.rounds(tip, "a", 12)[-1]
