@@ -62,7 +62,7 @@ class ContributionNotes:
 
         Cost: 4 P bytes of disk, written once and read once; next to nothing where E is zero.
         """
-        has_residual = bool(residual_P.any())
+        has_residual = any(residual_P.aminmax())
         metadata = _Metadata(
             format_version=FORMAT_VERSION,
             snapshot=_fingerprint(snapshot),

@@ -103,6 +103,9 @@ def _train(
     # torch reads it when it is imported. Its threads then sleep while they wait for each other:
     # spinning takes the owner's CPU, and is 3 to 6 times slower where cores are busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # It reads this one at its first large vector, which then has pages of 2 MiB where the system
+    # grants them: a new vector of the model's size costs a third.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     import torch
 
     from volunteer.training.devices import choose_device, is_out_of_memory, limit_memory
