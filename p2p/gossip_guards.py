@@ -10,23 +10,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import trio
 from google.protobuf.message import DecodeError
 from libp2p.abc import INetStream
-from libp2p.custom_types import TProtocol
 from libp2p.exceptions import ParseError
 from libp2p.io.exceptions import IOException, MessageTooLarge
 from libp2p.network.connection.exceptions import RawConnError
 from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
-from libp2p.pubsub import gossipsub as gossipsub_module
 from libp2p.pubsub import pubsub as pubsub_module
-from libp2p.pubsub.mcache import MessageCache
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.validators import signature_validator
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
@@ -46,11 +42,6 @@ GOSSIP_FRAME_BYTES: Final = 2 << 10  # what a frame costs whatever is in it
 GOSSIP_ENTRY_BYTES: Final = 1 << 10  # what a subscription or a word about the mesh costs
 GOSSIP_SENT_PER_S: Final = 15.0  # to one neighbour: well below what it allows
 GOSSIP_SENT_BURST: Final = 60.0
-HISTORY: Final = 5  # seconds for which a message can be asked for
-OFFERS: Final = 3  # neighbours outside the mesh to whom a message is offered, or a quarter of them
-HOLD_BACK_S: Final = (0.05, 0.35)  # for a message to come from others too, to be sent them no more
-
-_CHANCE: Final = secrets.SystemRandom()
 
 
 class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is untyped
@@ -213,90 +204,3 @@ def _share_of(message: rpc_pb2.Message, packed_fraction: float) -> tuple[str, in
     """Return a message's topic, and what of the frame on the wire was its payload."""
     topic = message.topicIDs[0] if message.topicIDs else ""
     return topic, round(len(message.data) * min(1.0, packed_fraction))
-
-
-class _LateOffers(MessageCache):  # type: ignore[misc] # libp2p is untyped
-    """The messages of the last seconds."""
-
-    is_offering = False
-
-    def window(self, topic: str) -> list[bytes]:
-        """List those that came since the last heartbeat; to be offered: before it."""
-        entries = self.history[1] if self.is_offering else self.history[0]
-        return [entry.mid for entry in entries if topic in entry.topics]
-
-
-class GuardedGossipSub(gossipsub_module.GossipSub):  # type: ignore[misc] # libp2p is untyped
-    """The gossip router."""
-
-    def add_peer(self, peer_id: ID, protocol_id: TProtocol | None) -> None:
-        """Note how to speak to a neighbour: packed gossip says what gossipsub 1.2 says."""
-        is_packed = protocol_id == PACKED_PROTOCOL
-        super().add_peer(peer_id, gossipsub_module.PROTOCOL_ID_V12 if is_packed else protocol_id)
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.mcache = _LateOffers(1, HISTORY)
-        self.known_to: dict[bytes, set[ID]] = {}
-        """Of each message that is on its way through here: who has sent it to us."""
-
-    async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
-        """Send a message to the mesh: our own at once, others' after a moment.
-
-        New: of two neighbours that get a message from a third one, each would send it to the other.
-        Now one of them has it from the other before it would.
-        """
-        if self.pubsub is not None and msg_forwarder != self.pubsub.my_id:
-            await trio.sleep(_CHANCE.uniform(*HOLD_BACK_S))  # noqa: TID251 -- others go first
-        await super().publish(msg_forwarder, pubsub_msg)
-        # New: the list is pruned by the adaptive mode alone, which is off.
-        self.recent_message_deliveries.clear()
-
-    def gossip_heartbeat(self) -> dict[ID, dict[str, list[bytes]]]:
-        """Choose to whom of those outside the mesh to offer which messages.
-
-        New: those of the second before. What has just come is still on its way to them: stock code
-        offers it, they ask for it, and get it twice.
-        """
-        self.mcache.is_offering = True
-        try:
-            offers: dict[ID, dict[str, list[bytes]]] = super().gossip_heartbeat()
-        finally:
-            self.mcache.is_offering = False
-        return offers
-
-    def _get_adaptive_gossip_peers_count(self, topic: str, total_peers: int) -> int:
-        """Say to how many: stock code takes six at least, which is everybody in a small swarm."""
-        return max(OFFERS, total_peers // 4)
-
-    def _get_peers_to_send(
-        self,
-        topic_ids: Iterable[str],
-        msg_forwarder: ID,
-        origin: ID,
-        msg_id: bytes | None = None,
-    ) -> Iterable[ID]:
-        """Choose whom to send a message to; nobody who is known to have it."""
-        known_to = self.known_to.get(msg_id or b"", set())
-        chosen = super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id)
-        return [peer for peer in chosen if peer not in known_to]
-
-    async def handle_graft(self, graft_msg: rpc_pb2.ControlGraft, sender_peer_id: ID) -> None:
-        """Take a neighbour into the mesh of a topic, if there is room.
-
-        New: stock code takes everybody in, and throws as many out at its next heartbeat, as all its
-        neighbours do at the same time: some were left with nobody for the minute in which they may
-        not come back, and grafts and prunes never ended.
-        """
-        mesh = self.mesh.get(graft_msg.topicID, frozenset())
-        if sender_peer_id not in mesh and len(mesh) >= self.degree_high:
-            await self.emit_prune(graft_msg.topicID, sender_peer_id, False, False)
-            return
-        await super().handle_graft(graft_msg, sender_peer_id)
-
-    async def _emit_idontwant_for_message(self, msg_id: bytes, topic_ids: Iterable[str]) -> None:
-        """Send no IDONTWANT: for messages of 500 bytes these cost more than the copies they save.
-
-        Those of others are heeded.
-        """
-        await trio.lowlevel.checkpoint()

@@ -24,8 +24,9 @@ from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.admission import Admission
 from p2p.conduct import Misdeed
-from p2p.gossip_guards import MAX_SUBSCRIPTIONS_PER_PEER, GuardedGossipSub, GuardedPubsub
+from p2p.gossip_guards import MAX_SUBSCRIPTIONS_PER_PEER, GuardedPubsub
 from p2p.gossip_packing import PACKED_PROTOCOL, PackingHost
+from p2p.gossip_router import GuardedGossipSub
 from p2p.guarded_yamux import GuardedYamux
 from p2p.guards import GuardedSwarm
 from p2p.identity import Identity

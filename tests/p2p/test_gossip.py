@@ -7,12 +7,12 @@ import trio
 from libp2p.abc import INetStream
 from libp2p.peer.id import ID
 from libp2p.pubsub.gossipsub import PROTOCOL_ID_V12
-from libp2p.pubsub.pb.rpc_pb2 import ControlGraft, Message
+from libp2p.pubsub.pb.rpc_pb2 import ControlGraft, ControlPrune, Message
 from libp2p.pubsub.pubsub import PUBSUB_SIGNING_PREFIX
 
 from p2p.errors import MessageTooLargeError
-from p2p.gossip_guards import OFFERS
 from p2p.gossip_packing import PACKED_PROTOCOL
+from p2p.gossip_router import OFFERS
 from p2p.swarm import Swarm
 from tests.p2p.support import (
     TOPIC,
@@ -220,3 +220,27 @@ async def test_what_has_just_come_is_not_offered_yet() -> None:
         assert router.mcache.window(TOPIC) == [], "a newcomer is sent what is new alone"
         router.mcache.shift()
         assert router.gossip_heartbeat() == {}, "once"
+
+
+@trio_test
+async def test_who_is_in_nobodys_mesh_speaks_and_is_spoken_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All others' meshes were full: for a minute none of them may be asked again."""
+    async with swarm() as hub:
+        await Listener().subscribe(hub)
+        pubsub = host_of(hub).pubsub
+        router = pubsub.router
+        others = [ID(bytes([0x12, 0x20]) + bytes([n] * 32)) for n in range(5)]
+        pubsub.peer_topics[TOPIC] = set(others)
+        router.peer_protocol.update(dict.fromkeys(others, PROTOCOL_ID_V12))
+        monkeypatch.setattr(pubsub, "peers", dict.fromkeys(others))
+        for peer in others:
+            await router.handle_prune(ControlPrune(topicID=TOPIC, backoff=60), peer)
+        sent: list[ID] = []
+        monkeypatch.setattr(router, "send_rpc", lambda peer, *_args, **_: sent.append(peer))
+        await pubsub.push_msg(pubsub.my_id, signed_message(hub, 1))
+        assert router.mesh[TOPIC] == set()
+        assert len(sent) == len(set(sent)) == router.degree_low
+        router.mcache.shift()
+        assert len(router.gossip_heartbeat()) == OFFERS

@@ -15,6 +15,7 @@ from p2p import (
     gossip,
     gossip_guards,
     gossip_packing,
+    gossip_router,
     guarded_yamux,
     guards,
     host_setup,
@@ -53,7 +54,7 @@ SENTENCES = {
     f"`{PROTOCOL_ID_V12}`, `{PROTOCOL_ID_V11}`, to be offered in this order)",
     "packed window": f"a window of at most {1 << gossip_packing.WINDOW_BITS:,} bytes",
     "packed frame": f"MUST NOT unpack more than {host_setup.GOSSIP_RPC_BYTES:,} bytes of one frame",
-    "held back": "wait {:g} to {:g} s, at random".format(*gossip_guards.HOLD_BACK_S),
+    "held back": "wait {:g} to {:g} s, at random".format(*gossip_router.HOLD_BACK_S),
     "gossip bytes": f"or {gossip_guards.GOSSIP_BYTES_PER_S >> 10} KiB a second after a burst of "
     f"{gossip_guards.GOSSIP_BYTES_BURST >> 20} MiB (each frame counts "
     f"{gossip_guards.GOSSIP_FRAME_BYTES >> 10} KiB more than it has, each subscription and each "

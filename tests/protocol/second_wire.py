@@ -11,6 +11,7 @@ import json
 import re
 import struct
 import tomllib
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -119,6 +120,30 @@ def read_blob_request(data: bytes) -> tuple[str, str, int]:
     if data[0] == 1 and index:
         raise MalformedError("a manifest has no index")
     return ("MANIFEST" if data[0] == 1 else "CHUNK"), data[1:33].hex(), index
+
+
+# 5. packed gossip
+
+
+def read_packed(stream: bytes, limit: int = 262_144) -> list[bytes]:
+    """Return the frames of one direction of a stream of `/allmende/meshsub/1`."""
+    inflate, frames, at = zlib.decompressobj(wbits=-14), [], 0
+    while at < len(stream):
+        length = shift = 0
+        while True:
+            length |= (stream[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if not stream[at - 1] & 128:
+                break
+        try:
+            frame = inflate.decompress(stream[at : at + length] + b"\0\0\xff\xff", limit + 1)
+        except zlib.error as error:
+            raise MalformedError("not packed") from error
+        if len(frame) > limit or inflate.eof:
+            raise MalformedError("too long a frame, or the end")
+        frames.append(frame)
+        at += length
+    return frames
 
 
 # 6. tags, 9. hello

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from libp2p.utils.varint import encode_varint_prefixed
 
 from p2p.framing import parse_blob_request, parse_manifest
+from p2p.gossip_packing import Packer
 from p2p.hello import encode_hello, parse_hello
 from p2p.peer_exchange import encode_addresses, encode_request, parse_addresses, parse_request
 from tests.protocol import second_chain, second_judgement, second_records, second_state, second_wire
@@ -45,6 +48,7 @@ from volunteer.messages import (
 
 GOLDEN_FILE = Path(__file__).parents[1] / "golden" / "protocol" / "frames.json"
 GOLDEN: dict[str, dict[str, str]] = json.loads(GOLDEN_FILE.read_text("utf-8"))
+PROTOCOL = (Path(__file__).parents[2] / "p2p" / "PROTOCOL.md").read_text("utf-8")
 FRAMES = {name: bytes.fromhex(text) for name, text in GOLDEN["frames"].items()}
 RECORD_NAMES = [name for name in FRAMES if name.startswith("record ")]
 
@@ -175,6 +179,24 @@ def test_the_second_one_reads_frames_hellos_and_blobs() -> None:
     assert (tag, lines.decode().split("\n")) == (hello.tags[0], list(ADDRS))
     answer = FRAMES["peers response"].decode().split("\n")
     assert answer == [f"{addr}/p2p/{OTHER.peer_id}" for addr in ADDRS]
+
+
+def test_the_second_one_reads_packed_gossip() -> None:
+    """The bytes are the packer's choice: what is compared is what they stand for."""
+    packer = Packer()
+    frames = [FRAMES["record close"], FRAMES["record leaving"], b"", FRAMES["record close"]]
+    stream = b"".join(encode_varint_prefixed(packer.pack(frame)) for frame in frames)
+    assert second_wire.read_packed(stream) == frames
+    (vector,) = re.findall(r"packed gossip, .*?`([0-9a-f]+)`", PROTOCOL)
+    assert second_wire.read_packed(bytes.fromhex(vector)) == [
+        b"what happened",
+        b"what happened then",
+    ]
+    for bad in (b"\x02\x03\x00", b"\x03\xff\xff\xff"):
+        with pytest.raises(MalformedError):
+            second_wire.read_packed(bad)
+    with pytest.raises(MalformedError):
+        second_wire.read_packed(stream, len(FRAMES["record close"]) - 1)
 
 
 def test_the_second_one_has_the_same_facts() -> None:
