@@ -15,13 +15,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tui.client import CHANGE_DEADLINE_S, ControlClient
 from tui.wording import clean
 from volunteer.answers import Status
-from volunteer.errors import ConfigError, ControlError, NoAgentError
+from volunteer.errors import ConfigError, ControlError, NoAgentError, VolunteerError
 from volunteer.files import PRIVATE_FILE_MODE
 from volunteer.locations import HOME_VARIABLE, Locations
+
+if TYPE_CHECKING:
+    from volunteer.config import Config
 
 AGENT_COMMAND = (sys.executable, "-P", "-m", "volunteer.agent")
 OWNER_STARTS = "--owner-starts"
@@ -86,15 +90,36 @@ def verify_wishes(locations: Locations, options: AgentOptions) -> None:
 
     Raises:
         ConfigError: the file or a flag is not valid, or a folder cannot be used.
-        RunSpecError: the RunSpec file is not valid.
+        RunSpecError: the RunSpec file is not valid, or not what its publisher has signed, or
+            would read files of this machine unasked.
+        VolunteerError: the own key cannot be read.
     """
     from volunteer.config import load_config
-    from volunteer.run import read_run_spec
 
-    load_config(locations.config_file, options.overrides())
+    config = load_config(locations.config_file, options.overrides())
     if options.run_file is not None:
-        read_run_spec(options.run_file)
+        _verify_run(locations, options.run_file, options.round_s, config)
     locations.prepare()
+
+
+def _verify_run(
+    locations: Locations, run_file: Path, round_s: float | None, config: Config
+) -> None:
+    """Check a run as the agent does; no key is made for it."""
+    from p2p.errors import IdentityError
+    from p2p.identity import load_or_create_identity
+    from volunteer.run import read_run_spec
+    from volunteer.run_owner import verify_publisher, verify_round_length, verify_sources
+
+    spec, source = read_run_spec(run_file), str(run_file)
+    verify_publisher(spec, source=source)
+    verify_round_length(spec, round_s, source=source)
+    key_file = locations.identity_file
+    try:
+        me = load_or_create_identity(key_file).peer_id if key_file.exists() else ""
+    except IdentityError as error:
+        raise VolunteerError(str(error), hint=error.hint) from error
+    verify_sources(spec, config, me)
 
 
 def _agent_environment() -> dict[str, str]:

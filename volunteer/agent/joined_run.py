@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from p2p.identity import verify_signature
 from volunteer.data.builtin import DEFAULT_RUN, load_builtin_run
 from volunteer.errors import RunSpecError
 from volunteer.files import make_private_dir, replace_file
 from volunteer.locations import Locations
 from volunteer.rounds.chain import ChainRules
 from volunteer.rounds.records import DENSE_MODULE, genesis_id
-from volunteer.run import RunSpec, format_run_spec, read_run_spec, signed_bytes, verify_run_spec
+from volunteer.run import RunSpec, format_run_spec, read_run_spec, verify_run_spec
+from volunteer.run_owner import verify_publisher, verify_round_length
 from volunteer.training.layout import num_parameters
 
 
@@ -37,13 +37,9 @@ def choose_run(run_file: Path | None, round_s: float | None) -> RunSpec:
         spec = load_builtin_run(DEFAULT_RUN)
         source = f"built-in run {DEFAULT_RUN}"
     verify_publisher(spec, source=source)
+    verify_round_length(spec, round_s, source=source)
     if round_s is None:
         return spec
-    if spec.publisher:
-        raise RunSpecError(
-            f"{source}: the round length of a published run is its publisher's",
-            hint="leave --round-s away, or use a RunSpec without a publisher",
-        )
     own = msgspec.structs.replace(
         spec,
         name=f"{spec.name}-{round_s:g}s".lower(),
@@ -58,23 +54,6 @@ def choose_run(run_file: Path | None, round_s: float | None) -> RunSpec:
         ) from error
     verify_run_spec(own, source="--round-s")
     return own
-
-
-def verify_publisher(spec: RunSpec, *, source: str) -> None:
-    """Check that a spec which names a publisher is signed by it.
-
-    Raises:
-        RunSpecError: it is not.
-    """
-    if not spec.publisher:
-        return
-    signature = bytes.fromhex(spec.signature)
-    if not verify_signature(spec.publisher, signed_bytes(spec), signature):
-        raise RunSpecError(
-            f"{source}: the signature is not that of {spec.publisher} for what the file says now",
-            hint="if the run is yours, sign it again (`allmende publish FILE`);"
-            " else take the publisher's file, unchanged",
-        )
 
 
 def verify_hardware(spec: RunSpec, ram_bytes: int, disk_free_bytes: int | None) -> None:

@@ -19,13 +19,13 @@ from p2p.flow import Priority
 from p2p.swarm import Swarm
 from volunteer.agent.bulk_gate import BulkGate
 from volunteer.config import Config
-from volunteer.data.sources import sources_on_disk
 from volunteer.errors import RunSpecError
 from volunteer.files import make_private_dir, telling_full_disk
 from volunteer.local_data import LocalData, write_local_data
 from volunteer.locations import Locations
 from volunteer.rounds.records import DENSE_MODULE
 from volunteer.run import RunSpec
+from volunteer.run_owner import verify_sources
 from volunteer.tokenizer_json import MAX_TOKENIZER_BYTES, verify_vocabulary
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -63,27 +63,6 @@ def keep_run_data(
         take_imports(spec, BlobStore(imports_dir), store)
     if spec.data.tokenizer_hash and store.has(spec.data.tokenizer_hash):
         verify_vocabulary(spec, store.file_of(spec.data.tokenizer_hash))
-
-
-def verify_sources(spec: RunSpec, config: Config, me: str) -> None:
-    """Check that a stranger's run does not read files of this machine unasked.
-
-    What is trained on goes into weights that everyone gets. A RunSpec that is signed by oneself is
-    one's own. One that nobody has signed may come from anywhere, though it was given on the command
-    line: the owner may have been told of a run, and nothing of what it reads.
-
-    Raises:
-        RunSpecError: it does, and the config does not allow it.
-    """
-    named = sources_on_disk(spec.data.sources)
-    if named and spec.publisher != me and not config.allow_file_sources:
-        whose = "is a stranger's" if spec.publisher else "is signed by nobody"
-        raise RunSpecError(
-            f"run {spec.name} {whose} and would read {', '.join(named)} on this machine:"
-            " what is in there could be read out of the weights",
-            hint="if it is a run of your own, `allmende publish FILE` signs it as yours; to allow"
-            " this to all runs, `allmende config set allow_file_sources true`",
-        )
 
 
 def take_imports(spec: RunSpec, imports: BlobStore, store: BlobStore) -> None:

@@ -23,7 +23,7 @@ from volunteer.agent.aggregator_service import (
     AggregatorService,
 )
 from volunteer.agent.commit_states import marked_ids
-from volunteer.agent.joined_run import chain_rules, verify_publisher
+from volunteer.agent.joined_run import chain_rules
 from volunteer.agent.listing import listed_works
 from volunteer.agent.record_book import SignedRecord, verify_envelope
 from volunteer.agent.record_log import RecordLog
@@ -36,6 +36,7 @@ from volunteer.rounds.fork_choice import choose_tip
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.records import DENSE_MODULE, RecordError
 from volunteer.run import RunSpec, read_run_spec
+from volunteer.run_owner import verify_publisher
 
 MIN_LISTED = 2
 

@@ -9,10 +9,10 @@ import pytest
 
 from p2p.identity import Identity, load_or_create_identity
 from volunteer.agent.demo_run import choose_demo_run, publish
-from volunteer.agent.joined_run import verify_publisher
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import RunSpecError
 from volunteer.run import format_run_spec
+from volunteer.run_owner import verify_publisher
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from p2p.blobstore import BlobStore, blob_id_of_bytes
 from p2p.errors import BlobUnavailableError
 from tests.fakes.virtual_time import in_nursery, run_virtual
 from volunteer.agent.bulk_gate import BulkGate
-from volunteer.agent.run_data import FETCH_AGAIN_S, fetch_tokenizer, keep_run_data, verify_sources
+from volunteer.agent.run_data import FETCH_AGAIN_S, fetch_tokenizer, keep_run_data
 from volunteer.config import Config
 from volunteer.data.builtin import load_builtin_run
 from volunteer.errors import RunSpecError
@@ -24,6 +24,7 @@ from volunteer.local_data import LocalData, read_local_data
 from volunteer.locations import HOME_VARIABLE, Locations
 from volunteer.rounds.records import DENSE_MODULE
 from volunteer.run import GenesisSpec, RunSpec
+from volunteer.run_owner import verify_sources
 from volunteer.tokenizer_json import num_tokens_of
 
 TOKENIZER = b'{"a": "tokenizer"}'
