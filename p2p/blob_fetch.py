@@ -3,7 +3,7 @@
 The manifest is checked against the id, every chunk against the manifest, so a lie is noticed within
 one chunk and its teller is not asked again for that blob; nor is who breaks the protocol's lengths.
 A peer that is silent or gone is left alone for a while that doubles. What has arrived stays on disk
-(after a kill -9 all but the last half second's: chunk_writer.py); the next try goes on from there.
+(after a kill -9 all but the last few chunks: chunk_writer.py); the next try goes on from there.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ class _Download:
         )
 
     def _begin(self, partial: PartialBlob) -> None:
-        self._partial, self._writer = partial, ChunkWriter(self._store, partial)
+        self._writer = ChunkWriter(self._store, partial, self.terms.priority)
+        self._partial = partial
         self._progress_at = trio.current_time()  # hashing what was there may have taken a while
         if partial.size_bytes > self.terms.max_bytes:
             self._fail(

@@ -1,7 +1,8 @@
 """Chunks of a download on their way to the disk. Runs in: agent.
 
 A thread costs more than to write one chunk, so a few are written together. What comes slowly is
-written at once: a download that is killed loses what came within half a second.
+written at once: a download that is killed loses what came within half a second. Of bulk, which may
+take an hour, all below 50 chunks a second is slow: each is written before the next has come.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ import trio
 
 from p2p.blobstore import BlobStore
 from p2p.contain import contain
+from p2p.flow import Priority
 from p2p.partial_blob import PartialBlob
 
 WRITTEN_TOGETHER: Final = 4
-WRITE_AFTER_S: Final = 0.25
+WRITE_AFTER_S: Final = {Priority.URGENT: 0.25, Priority.BULK: 0.02}
 
 
 class ChunkWriter:
     """Writes what was fetched of one blob."""
 
-    def __init__(self, store: BlobStore, partial: PartialBlob) -> None:
-        """Write into `partial`, which `close` closes."""
+    def __init__(self, store: BlobStore, partial: PartialBlob, priority: Priority) -> None:
+        """Write into `partial`, which `close` closes; `priority` is the download's."""
+        self._write_after_s = WRITE_AFTER_S[priority]
         self._store = store
         self._partial = partial
         self._waiting: dict[int, bytearray] = {}
@@ -68,7 +71,7 @@ class ChunkWriter:
     def _is_due(self) -> bool:
         return (
             len(self._waiting) >= WRITTEN_TOGETHER
-            or trio.current_time() - self._written_at >= WRITE_AFTER_S
+            or trio.current_time() - self._written_at >= self._write_after_s
             or self._partial.missing <= self._waiting.keys()
         )
 

@@ -15,6 +15,7 @@ from p2p.blob_hashes import CHUNK_BYTES, blob_id_of_bytes, hashes_of_bytes
 from p2p.blobstore import BlobStore
 from p2p.chunk_writer import WRITE_AFTER_S, WRITTEN_TOGETHER, ChunkWriter
 from p2p.errors import BlobCorruptError
+from p2p.flow import Priority
 from p2p.partial_blob import PartialBlob
 
 NUM_CHUNKS = 2 * WRITTEN_TOGETHER + 2
@@ -47,12 +48,16 @@ def store_of(writer: ChunkWriter) -> Writes:
     return store
 
 
-def run(tmp_path: Path, steps: Callable[[ChunkWriter], Awaitable[None]]) -> Writes:
+def run(
+    tmp_path: Path,
+    steps: Callable[[ChunkWriter], Awaitable[None]],
+    priority: Priority = Priority.URGENT,
+) -> Writes:
     """Take steps with a writer, close it, and return where it wrote."""
     store = Writes(tmp_path)
 
     async def main() -> None:
-        writer = ChunkWriter(store, store.partial)
+        writer = ChunkWriter(store, store.partial, priority)
         try:
             await steps(writer)
         finally:
@@ -76,8 +81,10 @@ def test_what_comes_fast_is_written_together_and_is_whole(tmp_path: Path) -> Non
     assert store.verify(BLOB_ID)
 
 
-def test_what_comes_slowly_is_written_at_once(tmp_path: Path) -> None:
-    clock_steps = (0.0, WRITE_AFTER_S, WRITE_AFTER_S / 2, WRITE_AFTER_S)
+@pytest.mark.parametrize("priority", Priority)
+def test_what_comes_slowly_is_written_at_once(tmp_path: Path, priority: Priority) -> None:
+    after_s = WRITE_AFTER_S[priority]
+    clock_steps = (0.0, after_s, after_s / 2, after_s)
 
     async def steps(writer: ChunkWriter) -> None:
         clock = trio.lowlevel.current_clock()
@@ -86,7 +93,27 @@ def test_what_comes_slowly_is_written_at_once(tmp_path: Path) -> None:
             clock.jump(duration_s)
             await writer.keep(index, chunk(index))
 
-    assert run(tmp_path, steps).groups == [[0], [1], [2, 3]]
+    assert run(tmp_path, steps, priority).groups == [[0], [1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("priority", "groups"),
+    [(Priority.BULK, [[0], [1], [2], [3], [4]]), (Priority.URGENT, [[0], [1, 2, 3, 4]])],
+)
+def test_a_kill_costs_a_state_no_chunk_but_the_one_on_its_way(
+    tmp_path: Path, priority: Priority, groups: list[list[int]]
+) -> None:
+    """At 40 MiB/s."""
+
+    async def steps(writer: ChunkWriter) -> None:
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, MockClock)
+        for index in range(5):
+            clock.jump(1 / 40)
+            await writer.keep(index, chunk(index))
+        assert store_of(writer).groups == groups, "before it is closed"
+
+    assert run(tmp_path, steps, priority).groups == groups
 
 
 def test_what_came_before_a_silence_is_written_in_it(tmp_path: Path) -> None:
@@ -97,7 +124,7 @@ def test_what_came_before_a_silence_is_written_in_it(tmp_path: Path) -> None:
             await writer.keep(index, chunk(index))
         await writer.write_old()
         assert store_of(writer).partial.missing == set(range(1, NUM_CHUNKS))
-        clock.jump(WRITE_AFTER_S)
+        clock.jump(WRITE_AFTER_S[Priority.URGENT])
         await writer.write_old()
         assert store_of(writer).partial.missing == set(range(3, NUM_CHUNKS))
 
@@ -142,7 +169,7 @@ def test_the_last_chunks_wait_for_nobody_else(tmp_path: Path) -> None:
     store = Writes(tmp_path)
 
     async def main() -> None:
-        writer = ChunkWriter(store, store.partial)
+        writer = ChunkWriter(store, store.partial, Priority.URGENT)
         await steps(writer)
         await writer.close()
 
