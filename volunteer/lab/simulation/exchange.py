@@ -35,7 +35,9 @@ class Exchange:
         """Envelopes that were no record of this version."""
 
     def start(self) -> None:
-        """Begin the exchange; ends with the process."""
+        """Begin the exchange; what the process before this one had in memory is gone."""
+        self._step_back = 0
+        self._wanted = set()
         self._sync()
 
     def can_reach(self, peer: Member) -> bool:
