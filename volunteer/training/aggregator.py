@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import logging
 import os
 import queue
@@ -355,6 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_with_parent(lambda: os._exit(1))
     _yield_to_everyone()
     keep_freed_memory()
+    gc.freeze()  # as in the trainer
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(False)  # a library linked with -ffast-math may have switched it on
     try:

@@ -15,6 +15,7 @@ certain only when the process ends.
 from __future__ import annotations
 
 import argparse
+import gc
 import contextlib
 import logging
 import os
@@ -125,6 +126,7 @@ def _train(
     module_dir: Path = arguments.run_dir / "modules" / arguments.module
     store, peer_seed = BlobStore(module_dir / "blobs"), arguments.author.encode()
     feed = open_feed(spec, peer_seed, arguments.run_dir, store, tell=lambda: emit(Preparing()))
+    gc.freeze()  # what was imported is never garbage: each full look through torch takes 0.1 s
     try:
         TrainingLoop(
             LoopSettings(
