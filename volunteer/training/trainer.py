@@ -15,8 +15,8 @@ certain only when the process ends.
 from __future__ import annotations
 
 import argparse
-import gc
 import contextlib
+import gc
 import logging
 import os
 import sys
