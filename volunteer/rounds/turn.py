@@ -167,7 +167,7 @@ def is_left_behind(
     """Return whether to move on before contributing: where all others go, nobody could list it.
 
     It could speak for `tip` alone. Where one vote decides, that of the publisher of a young run, it
-    turned everyone over from nine heights above to the fork that it had been paused on. What cannot
+    turned everyone over from five heights above to the fork that it had been paused on. What cannot
     be had within two rounds keeps nobody longer.
 
     Args:
