@@ -9,10 +9,12 @@ from pathlib import Path
 import libp2p
 import pytest
 import trio
+from libp2p.utils.varint import encode_varint_prefixed
 
 from p2p import guarded_yamux, guards
 from p2p.contain import contain
 from p2p.errors import P2PError, RequestRefusedError, UnsupportedLibp2pError
+from p2p.gossip_packing import PACKED_PROTOCOL, Packer
 from p2p.identity import Identity
 from p2p.swarm import Swarm, SwarmConfig, open_swarm
 from tests.p2p.support import (
@@ -106,10 +108,22 @@ async def test_garbage_on_the_pubsub_protocol_is_survived(garbage: bytes) -> Non
         await assert_serving(one)
 
 
+@pytest.mark.parametrize("garbage", [b"\xff" * 9, b"\x03\x00", Packer().pack(bytes(1 << 26))])
+@trio_test
+async def test_what_is_packed_to_harm_is_a_misdeed(garbage: bytes) -> None:
+    """The last one is 64 MiB of zeros in 64 KiB; what is unpacked is bounded."""
+    async with swarm() as one, swarm(*one.listen_addrs) as stranger:
+        await until(lambda: is_connected(stranger, one))
+        stream = await host_of(stranger).start_stream(one.peer_id, PACKED_PROTOCOL, timeout_s=5.0)
+        await stream.write(encode_varint_prefixed(garbage))
+        await until(lambda: one.statistics().misdeeds == 1)
+        await stream.reset()
+        await assert_serving(one)
+
+
 @trio_test
 async def test_a_gossiped_message_with_a_false_author_is_survived() -> None:
     from libp2p.pubsub.pb import rpc_pb2
-    from libp2p.utils import encode_varint_prefixed
 
     async with swarm() as one, swarm(*one.listen_addrs) as stranger:
         heard: list[bytes] = []
