@@ -42,7 +42,7 @@ from volunteer.rounds.records import (
 )
 from volunteer.rounds.requests import Kind, Requests
 from volunteer.rounds.silence import Silence
-from volunteer.rounds.turn import Timing, is_left_behind
+from volunteer.rounds.turn import WAITED_ROUNDS, Timing, is_left_behind
 from volunteer.rounds.watch import Watch
 
 
@@ -316,11 +316,9 @@ class Machine:
 
     def _tell_trainer(self) -> None:
         facts = self._facts()
-        self._told_pending = tuple(self.work.pending())
+        pending = self._told_pending = tuple(self.work.pending())
         state_hash = self.state_hash_of(facts.commit_id)
-        self._actions.append(
-            ev.MoveTo(facts.commit_id, facts.height, state_hash, self._told_pending)
-        )
+        self._actions.append(ev.MoveTo(facts.commit_id, facts.height, state_hash, pending))
 
     def state_hash_of(self, commit_id: str) -> str:
         """Return the state hash that `commit_id` states; empty for the genesis."""
@@ -340,18 +338,17 @@ class Machine:
     # ------------------------------------------------------------------------------ acting
 
     def _act(self, facts: ChainFacts, now_s: float) -> None:
-        may_sign = self._silence.may_sign(
-            facts.height, self.known.highest_height, now_s, self.timing.round_s
-        )
-        if self.is_contributing and self.alarm is None and may_sign:
+        highest, round_s = self.known.highest_height, self.timing.round_s
+        may_sign = self._silence.may_sign(facts.height, highest, now_s, round_s)
+        if may_sign and self.is_contributing and self.alarm is None:
             self._close_and_contribute(facts, now_s)
             self._propose(facts, now_s)
 
     def _close_and_contribute(self, facts: ChainFacts, now_s: float) -> None:
         """Contribute once for the tip (rule 20)."""
         if self.closed_at_s is None:
-            elapsed_s = now_s - self.applied_at_s
-            if not self.timing.is_round_over(elapsed_s, self.tokens_since_contribution):
+            open_s = now_s - self.applied_at_s
+            if not self.timing.is_round_over(open_s, self.tokens_since_contribution):
                 return
             self.closed_at_s = now_s
             self.known.closed.add(facts.commit_id)
@@ -360,14 +357,16 @@ class Machine:
         if not is_due or facts.commit_id not in self.known.states:
             return
         best = self.known.header_choice.best(self._start_of_choice())
-        is_left = is_left_behind(self.known, facts, best, self._waited_s(now_s), self.timing)
-        if not is_left and self._requests.begin(Kind.ENCODE, facts.commit_id, now_s):
+        if self._may_wait(now_s) and is_left_behind(self.known, facts, best, self.me):
+            return
+        if self._requests.begin(Kind.ENCODE, facts.commit_id, now_s):
             if self._told_pending != tuple(self.work.pending()):
                 self._tell_trainer()  # commits have come that own work was made on
             self._actions.append(ev.Encode(facts.commit_id, facts.height))
 
-    def _waited_s(self, now_s: float) -> float:
-        return self._presence.waited_s(self.applied_at_s, now_s)
+    def _may_wait(self, now_s: float) -> bool:
+        waited_s = self._presence.waited_s(self.applied_at_s, now_s)
+        return waited_s < WAITED_ROUNDS * self.timing.round_s
 
     def _sign_contribution(self, event: ev.ContributionEncoded) -> None:
         base = self.known.facts.get(event.base)
@@ -385,14 +384,14 @@ class Machine:
         if self.closed_at_s is None or facts.commit_id not in self.known.states:
             return
         turns_from_s = max(self.closed_at_s, self._presence.since_s)
-        action = self._proposing.ask(facts, self._waited_s(now_s), turns_from_s, now_s)
+        action = self._proposing.ask(facts, self._may_wait(now_s), turns_from_s, now_s)
         if action is not None:
             self._actions.append(action)
 
     def _sign_commit(self, event: ev.ProposalComputed, now_s: float) -> None:
         if self.tip is None:
             return
-        commit = self._proposing.commit(self._facts(), event, self._waited_s(now_s))
+        commit = self._proposing.commit(self._facts(), event, self._may_wait(now_s))
         if commit is not None:
             self._publish(commit)
 

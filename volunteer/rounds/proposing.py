@@ -41,13 +41,13 @@ class Proposing:
     """Commits on which this member has proposed."""
 
     def ask(
-        self, tip: ChainFacts, waited_s: float, closed_at_s: float, now_s: float
+        self, tip: ChainFacts, may_wait: bool, closed_at_s: float, now_s: float
     ) -> ev.ComputeProposal | None:
         """Return what to compute for a proposal on `tip`; None while it is not our turn.
 
         Args:
             tip: where the member stands; its state is held.
-            waited_s: how long it has stood there, and could follow the others.
+            may_wait: for what others stand on, since it has not stood there for long.
             closed_at_s: when the round there was closed for it, on its own clock.
             now_s: that clock.
         """
@@ -57,7 +57,7 @@ class Proposing:
         eligible = eligible_contributions(known, tip, self.banned)
         if not eligible or now_s < closed_at_s + turn_delay_s(known, tip, self.timing, me):
             return None
-        if self._is_needless(tip, waited_s):
+        if self._is_needless(tip, may_wait):
             return None
         chosen = sample_contributions(
             eligible,
@@ -76,16 +76,16 @@ class Proposing:
             return math.inf
         return closed_at_s + least_turn_delay_s(self.known, tip, self.timing, self.drafts.me)
 
-    def commit(self, tip: ChainFacts, event: ev.ProposalComputed, waited_s: float) -> Commit | None:
+    def commit(self, tip: ChainFacts, event: ev.ProposalComputed, may_wait: bool) -> Commit | None:
         """Return the commit to publish, once; None where another has arrived meanwhile."""
         if event.parent != tip.commit_id or event.parent in self.parents:
             return None
-        if self._is_needless(tip, waited_s):
+        if self._is_needless(tip, may_wait):
             return None
         self.parents.add(event.parent)
         limit = self.known.rules.max_contributions
         leaving = leavings_to_list(self.known, tip, self.drafts.me, limit=limit)
         return self.drafts.commit(tip, event, leaving)
 
-    def _is_needless(self, tip: ChainFacts, waited_s: float) -> bool:
-        return is_child_on_its_way(self.known, tip, waited_s, self.timing.round_s)
+    def _is_needless(self, tip: ChainFacts, may_wait: bool) -> bool:
+        return is_child_on_its_way(self.known, tip, may_wait)

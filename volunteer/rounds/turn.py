@@ -17,7 +17,7 @@ from volunteer.rounds.chain import (
     listed_authors,
     rank_of,
 )
-from volunteer.rounds.fork_choice import is_ancestor, subtree
+from volunteer.rounds.fork_choice import common_ancestor, is_ancestor, subtree
 from volunteer.rounds.knowledge import Knowledge
 from volunteer.rounds.records import Contribution
 
@@ -161,29 +161,46 @@ def _num_lower_ranks(
     return sum(other < rank for other in ranks)
 
 
-def is_left_behind(
-    known: Knowledge, tip: ChainFacts, best: str, waited_s: float, timing: Timing
-) -> bool:
+def is_left_behind(known: Knowledge, tip: ChainFacts, best: str, me: str) -> bool:
     """Return whether to move on before contributing: where all others go, nobody could list it.
 
     It could speak for `tip` alone. Where one vote decides, that of the publisher of a young run, it
-    turned everyone over from five heights above to the fork that it had been paused on. What cannot
-    be had within two rounds keeps nobody longer.
+    turned everyone over from five heights above to the fork that it had been paused on. Where fewer
+    than half of those stand who are expected at the tip, it is no reason: a member could otherwise
+    stop a run with commits of its own whose blobs it keeps back.
 
     Args:
         known: what the member knows.
         tip: where it stands.
         best: where the headers lead it to.
-        waited_s: how long it has stood there, and could follow the others.
-        timing: of the run.
+        me: the member.
     """
     above = known.facts[best]
-    is_below = is_ancestor(known.facts, tip.commit_id, best)
-    may_be_listed = is_below and above.height <= tip.height + 1
-    return not may_be_listed and waited_s < WAITED_ROUNDS * timing.round_s
+    if is_ancestor(known.facts, tip.commit_id, best) and above.height <= tip.height + 1:
+        return False
+    expected = expected_at(tip) - {me}
+    gone = _standing_above(known, common_ancestor(known.facts, tip.commit_id, best), best) - {me}
+    if expected:
+        gone &= expected
+    return bool(gone) and 2 * len(gone) >= len(expected)
 
 
-def is_child_on_its_way(known: Knowledge, tip: ChainFacts, waited_s: float, round_s: float) -> bool:
+def _standing_above(known: Knowledge, ancestor: str, best: str) -> frozenset[str]:
+    """Return whose contributions stand on the chain from `ancestor` to `best`, both left out.
+
+    Without those who have proposed it: alone they stand on nothing, and may keep its blobs back.
+    """
+    standing: set[str] = set()
+    proposers: set[str] = set()
+    facts = known.facts[best]
+    while facts.commit_id != ancestor:
+        standing |= known.supporters.get(facts.commit_id, set())
+        proposers.add(facts.proposer)
+        facts = known.facts[facts.parent_id]
+    return frozenset(standing - proposers)
+
+
+def is_child_on_its_way(known: Knowledge, tip: ChainFacts, may_wait: bool) -> bool:
     """Return whether another child of `tip` makes a proposal needless (rule 23).
 
     A child that only its proposer stands on delays nobody: it may be withheld.
@@ -199,6 +216,6 @@ def is_child_on_its_way(known: Knowledge, tip: ChainFacts, waited_s: float, roun
         if tip.rosters[1] and is_quorum(known.rules, tip.rosters, standing):
             return True
         others = standing - {known.facts[child].proposer}
-        if others and waited_s < WAITED_ROUNDS * round_s:
+        if others and may_wait:
             return True
     return False

@@ -88,6 +88,23 @@ def test_on_a_fork_that_the_others_have_left_nobody_contributes() -> None:
     assert not only(desk.sleep(LONG_S), ev.Encode)
 
 
+@pytest.mark.parametrize("num_liars", [1, 2])
+def test_commits_that_only_a_few_stand_on_keep_nobody(num_liars: int) -> None:
+    chain, tip, desk = desk_at()
+    liars = others(desk)[:num_liars]
+    above = tip
+    for _ in range(2):  # nobody gets the blobs
+        made = [chain.contribution(liar, above) for liar in liars]
+        for contribution_id in made:
+            record = chain.known.contributions[contribution_id]
+            desk.feed(ev.RecordArrived(contribution_id, record))
+        above = chain.commit(above, made, proposer=liars[0])
+        hear_commit(desk, above)
+    is_half = 2 * (num_liars - 1) >= len(others(desk))
+    asked = only(desk.wait(ROUND_S), ev.Encode)
+    assert [encode.base for encode in asked] == ([] if is_half else [tip])
+
+
 def test_what_cannot_be_had_keeps_nobody_longer_than_two_rounds() -> None:
     _, tip, desk = desk_at()
     two_go_on(desk, tip, 2)
