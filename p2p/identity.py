@@ -7,6 +7,7 @@ Importing this source file costs neither trio nor libp2p.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -29,6 +30,9 @@ MAX_PEER_ID_CHARS: Final = 64  # an Ed25519 peer id has 52; base58 decoding is q
 # Identity multihash (0x00) of 36 bytes: protobuf key type 1 (Ed25519), 32 bytes of key.
 # Source: libp2p specs, peer-ids/peer-ids.md.
 _PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
+
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+"""What the file systems of memory sticks answer: two that create at once are not told apart."""
 
 _log = logging.getLogger("p2p.identity")
 
@@ -127,36 +131,53 @@ def copy_identity(source_file: Path, file: Path) -> Identity:
         IdentityError: There is a file already, or `source_file` holds none, or one of the two
             cannot be used.
     """
+    if file.is_dir():
+        raise IdentityError(f"{file} is a folder", hint="Name a file in it.")
+    identity = _read_source(source_file)
     try:
-        identity = _parse_file(source_file)
         is_first = _create_file(file, identity._private_seed)
     except OSError as error:
-        name = error.filename or file
-        raise IdentityError(f"cannot use {name}: {error.strerror or error}") from error
+        raise IdentityError(f"cannot write {file}: {error.strerror or error}") from error
     if not is_first:
         raise IdentityError(f"{file} exists, and stays as it is", hint="Name another file.")
     return identity
+
+
+def _read_source(file: Path) -> Identity:
+    try:
+        return _parse_file(file)
+    except OSError as error:
+        raise IdentityError(f"cannot read {file}: {error.strerror or error}") from error
 
 
 def _create_file(file: Path, private_seed: bytes) -> bool:
     """Write under a temporary name, then link that to `file`; False if somebody was first."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temp_file = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(temp_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    is_first = True
     try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-            stream.write(f"{FILE_HEADER}\n{private_seed.hex()}\n")
-            stream.flush()
-            os.fsync(stream.fileno())
+        _write_file(temp_file, private_seed)
         try:
             os.link(temp_file, file)
         except FileExistsError:
-            is_first = False
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if file.exists():
+                return False
+            temp_file.replace(file)
     finally:
         temp_file.unlink(missing_ok=True)
     fsync_dir(file.parent)
-    return is_first
+    return True
+
+
+def _write_file(file: Path, private_seed: bytes) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+        stream.write(f"{FILE_HEADER}\n{private_seed.hex()}\n")
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _read_file(file: Path) -> Identity:

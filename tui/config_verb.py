@@ -14,9 +14,11 @@ import typer
 
 from tui.wording import format_bytes
 from volunteer.locations import Locations
+from volunteer.printable import printable
 
 if TYPE_CHECKING:
     from volunteer.config import Config
+    from volunteer.errors import ConfigError
     from volunteer.run import RunSpec
 
 LIMIT_KEYS = frozenset({"disk_max_bytes", "ram_max_bytes", "gpu_max_bytes"})
@@ -94,10 +96,23 @@ def edit_file() -> None:
     file = _locations().config_file
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        is_changed = edit_settings(file, os.environ, verify=_verify_limits_if_changed)
+        is_changed = edit_settings(
+            file, os.environ, verify=_verify_limits_if_changed, asks_again=_asks_again
+        )
     except OSError as error:
         raise ConfigError(f"{file} could not be written: {error.strerror}") from error
     _write(f"{'Changed' if is_changed else 'Nothing has changed'}: {file}")
+
+
+def _asks_again(error: ConfigError) -> bool:
+    """Tell what is wrong and ask, where there is somebody to answer."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    sys.stderr.write(printable(f"allmende: {error}") + "\n")
+    try:
+        return typer.confirm("Edit again?", default=True, err=True)
+    except typer.Abort:
+        return False
 
 
 def _verify_limits_if_changed(before: Config, after: Config) -> None:

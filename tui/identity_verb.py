@@ -41,7 +41,7 @@ def show(as_json: AsJson = False) -> None:
 
     locations = Locations.from_environment(os.environ)
     peer_id = read_identity(locations).peer_id
-    answer = IdentityAnswer(peer_id=peer_id, file=str(locations.identity_file))
+    answer = IdentityAnswer(peer_id=peer_id, file=_name_of(locations.identity_file))
     _tell(answer, f"{peer_id}\n  key: {clean(answer.file)} (show it to nobody)", as_json=as_json)
 
 
@@ -57,13 +57,13 @@ def export_key(
     from volunteer.own_identity import export_identity
 
     peer_id = export_identity(Locations.from_environment(os.environ), file)
-    answer = IdentityAnswer(peer_id=peer_id, file=str(file.absolute()))
+    answer = IdentityAnswer(peer_id=peer_id, file=_name_of(file.absolute()))
     _tell(
         answer,
         f"The key of {peer_id} is in {clean(answer.file)}, readable by you alone.\n"
         "  Who has it speaks in your name. Use it on one machine at a time: two that sign at once"
         " look like one that lies, and the swarm bans that.\n"
-        f"  take it over elsewhere: allmende identity import {clean(file.name)}",
+        "  take it over elsewhere: allmende identity import FILE",
         as_json=as_json,
     )
 
@@ -80,8 +80,8 @@ def import_key(
     peer_id, kept_file = import_identity(locations, file)
     answer = IdentityAnswer(
         peer_id=peer_id,
-        file=str(locations.identity_file),
-        kept_file=str(kept_file) if kept_file is not None else "",
+        file=_name_of(locations.identity_file),
+        kept_file=_name_of(kept_file) if kept_file is not None else "",
     )
     kept = f"\n  the key before is kept in {clean(answer.kept_file)}" if kept_file else ""
     _tell(
@@ -91,6 +91,11 @@ def import_key(
         " here; training goes on meanwhile. Do not use it there any more.",
         as_json=as_json,
     )
+
+
+def _name_of(file: Path) -> str:
+    """Return a file's name as text, whatever bytes it is."""
+    return os.fsencode(file).decode("utf-8", "replace")
 
 
 def _tell(answer: IdentityAnswer, text: str, *, as_json: bool) -> None:

@@ -2,18 +2,21 @@
 
 Runs in: the command line.
 
-The editor works on a draft beside the file. Where the draft turns out not to be valid, it stays,
-and the next edit goes on with it.
+The editor works on a draft of its own beside the file. Where that cannot take the file's place, it
+stays, and the owner is told where.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from volunteer.config import Config, parse_config, read_config_text
@@ -23,16 +26,14 @@ from volunteer.files import replace_file, turn_in_folder
 
 EDITORS = ("sensible-editor", "nano", "vi", "notepad")
 """Looked for where neither VISUAL nor EDITOR names one."""
-_DRAFT_SUFFIX = ".draft.toml"
-
-
-def draft_of(file: Path) -> Path:
-    """Name the file that the editor works on."""
-    return file.with_name(file.stem + _DRAFT_SUFFIX)
 
 
 def edit_settings(
-    file: Path, environ: Mapping[str, str], *, verify: Callable[[Config, Config], None]
+    file: Path,
+    environ: Mapping[str, str],
+    *,
+    verify: Callable[[Config, Config], None],
+    asks_again: Callable[[ConfigError], bool] = lambda error: False,
 ) -> bool:
     """Have the owner edit the settings; return whether they are others now.
 
@@ -41,46 +42,65 @@ def edit_settings(
         environ: for VISUAL and EDITOR.
         verify: takes the old and the new settings; raises ConfigError where the new ones are of no
             use for another reason.
+        asks_again: takes why the text cannot be used; returns whether to open the editor again.
 
     Raises:
         ConfigError: there is no editor, or it failed; what was written is not valid, or the file
-            was changed meanwhile: then the draft stays.
+            was changed meanwhile: then the draft stays, and is named.
         StorageFullError, OSError: it could not be written; the old file stays.
     """
-    before, draft_file = read_config_text(file), draft_of(file)
-    if not draft_file.exists():
-        replace_file(draft_file, (before or settings_template()).encode())
-    elif file.exists() and file.stat().st_mtime > draft_file.stat().st_mtime:
-        raise ConfigError(
-            f"{file} was changed since the draft {draft_file} was left there",
-            hint="take from the draft what you want, remove it, then edit again",
-        )
-    _run_editor(editor_argv(environ), draft_file)
-    try:
-        is_changed = _take_over(file, before, draft_file, verify)
-    except ConfigError as error:
-        raise ConfigError(
-            str(error),
-            hint="the settings stay as they were; `allmende config edit` goes on with your text,"
-            f" which is kept in {draft_file}",
-        ) from error
-    draft_file.unlink()
-    return is_changed
+    file = file.resolve()  # a link stays one
+    argv = editor_argv(environ)
+    before = read_config_text(file)
+    begun_with = before or settings_template()
+    draft_file = file.with_name(f"{file.stem}.draft-{secrets.token_hex(4)}.toml")
+    replace_file(draft_file, begun_with.encode())
+    while True:
+        try:
+            _run_editor(argv, draft_file)
+            text = _read_draft(draft_file)
+            if text == begun_with:
+                draft_file.unlink()
+                return False
+            _take_over(file, before, text, draft_file, verify)
+        except ConfigError as error:
+            if draft_file.exists() and asks_again(error):
+                continue
+            raise _told_where(error, draft_file, begun_with) from error
+        draft_file.unlink(missing_ok=True)
+        return True
+
+
+def _told_where(error: ConfigError, draft_file: Path, begun_with: str) -> ConfigError:
+    """Return the error with where the owner's text is, if there is one."""
+    hint = "the settings stay as they were"
+    with contextlib.suppress(ConfigError):
+        if _read_draft(draft_file) == begun_with:
+            draft_file.unlink()
+    if draft_file.exists():
+        hint += f"; your text is kept in {draft_file}"
+    return ConfigError(str(error), hint=hint)
+
+
+def _read_draft(draft_file: Path) -> str:
+    if not draft_file.exists():  # which is no wish for an empty file
+        raise ConfigError(f"{draft_file} is gone")
+    return read_config_text(draft_file)
 
 
 def _take_over(
-    file: Path, before: str, draft_file: Path, verify: Callable[[Config, Config], None]
-) -> bool:
-    text = read_config_text(draft_file)
-    if text == (before or settings_template()):
-        return False
+    file: Path,
+    before: str,
+    text: str,
+    draft_file: Path,
+    verify: Callable[[Config, Config], None],
+) -> None:
     config = parse_config(text, draft_file, {})
     with turn_in_folder(file.parent):
         if read_config_text(file) != before:
             raise ConfigError(f"{file} was changed by another program meanwhile")
         verify(_config_of(before, file), config)
         replace_file(file, text.encode())
-    return True
 
 
 def _config_of(text: str, file: Path) -> Config:
@@ -120,14 +140,20 @@ def editor_argv(environ: Mapping[str, str]) -> list[str]:
 def _run_editor(argv: list[str], file: Path) -> None:
     """Run it in this terminal and wait for its end."""
     try:
-        ended = subprocess.run([*argv, os.fspath(file)], check=False)
+        with _leaving_interrupts_to_the_editor():
+            ended = subprocess.run([*argv, os.fspath(file)], check=False)
     except OSError as error:
-        raise ConfigError(
-            f"the editor `{argv[0]}` cannot be started: {error.strerror}",
-            hint="set EDITOR to another one",
-        ) from error
+        raise ConfigError(f"the editor `{argv[0]}` cannot be started: {error.strerror}") from error
     if ended.returncode != 0:
-        raise ConfigError(
-            f"the editor `{argv[0]}` ended with status {ended.returncode}",
-            hint=f"the settings stay as they were; your text is kept in {file}",
-        )
+        raise ConfigError(f"the editor `{argv[0]}` ended with status {ended.returncode}")
+
+
+@contextlib.contextmanager
+def _leaving_interrupts_to_the_editor() -> Iterator[None]:
+    """Take no notice of Ctrl+C: editors have a use for it, and it reaches both."""
+    # A handler, and not SIG_IGN, which the editor would inherit.
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -74,6 +74,7 @@ def change_setting(
     value = DEFAULTS[key] if values is None else parse_value(key, values)
     if problem := RULES[key](value):
         raise ConfigError(f"`{key}` {problem}", hint=_UNCHANGED)
+    file = file.resolve()  # a link stays one
     with turn_in_folder(file.parent):
         before = read_config_text(file)
         # As a flag: lines are those of the file that is there, and the new value has none yet.

@@ -12,6 +12,7 @@ are proof of lying. So who has such a mark listens before it signs.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,11 +86,11 @@ def _import(locations: Locations, file: Path) -> tuple[str, Path | None]:
     try:
         with _in_our_words():
             identity = copy_identity(file, new_file)
-            before = load_or_create_identity(own_file) if own_file.exists() else None
-            _note_imported(locations.signed_dir, identity.peer_id)
-            if before is not None and before.peer_id == identity.peer_id:
-                return identity.peer_id, None
-            kept_file = _keep(own_file, before) if before is not None else None
+        before = _peer_id_in(own_file)
+        _note_imported(locations.signed_dir, identity.peer_id)
+        if before == identity.peer_id:
+            return identity.peer_id, None
+        kept_file = _keep(own_file, before) if own_file.exists() else None
         replace_file(own_file, new_file.read_bytes())
         return identity.peer_id, kept_file
     finally:
@@ -104,11 +105,22 @@ def _note_imported(signed_dir: Path, peer_id: str) -> None:
     fsync_dir(signed_dir)
 
 
-def _keep(own_file: Path, before: Identity) -> Path:
+def _peer_id_in(own_file: Path) -> str:
+    """Return whose key is here; empty if none is, or it is damaged: an import is the cure."""
+    if not own_file.exists():
+        return ""
+    try:
+        return load_or_create_identity(own_file).peer_id
+    except IdentityError:
+        return ""
+
+
+def _keep(own_file: Path, peer_id: str) -> Path:
     """Copy the key to a file that has its peer id in its name, unless it is there already."""
-    kept_file = own_file.with_name(f"{own_file.stem}-{before.peer_id}{own_file.suffix}")
+    name = peer_id or f"damaged-{secrets.token_hex(4)}"
+    kept_file = own_file.with_name(f"{own_file.stem}-{name}{own_file.suffix}")
     if not kept_file.exists():
-        copy_identity(own_file, kept_file)
+        replace_file(kept_file, own_file.read_bytes())
     return kept_file
 
 

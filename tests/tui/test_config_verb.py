@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ import pytest
 
 from tests.tui.command_line import run
 from volunteer.config import Config
+from volunteer.config_edit import edit_settings
+from volunteer.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -62,55 +63,110 @@ def test_a_limit_with_which_no_start_would_succeed_is_refused_at_once(tmp_path: 
 
 def edit(home: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Edit with a Python program in the place of an editor; the file is its last argument."""
-    program = home / "editor.py"
-    program.write_text(f"import pathlib, sys\nfile = pathlib.Path(sys.argv[1])\n{script}\n")
+    program = home.parent / "editor.py"
+    program.write_text(f"import os, pathlib, sys\nfile = pathlib.Path(sys.argv[1])\n{script}\n")
     editor = {"VISUAL": "", "EDITOR": f"'{sys.executable}' '{program}'"}
     return run(home, "config", "edit", env=editor)
 
 
-def test_an_edit_takes_the_files_place_only_where_it_is_valid(tmp_path: Path) -> None:
-    file, draft = tmp_path / "config.toml", tmp_path / "config.draft.toml"
-    looked = edit(tmp_path, "assert '# idle_minutes = 5.0' in file.read_text()")
+def drafts(home: Path) -> list[Path]:
+    return list(home.glob("config.draft*"))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+def test_an_edit_takes_the_files_place_only_where_it_is_valid(home: Path) -> None:
+    file = home / "config.toml"
+    looked = edit(home, "assert '# idle_minutes = 5.0' in file.read_text()")
     assert looked.stdout == f"Nothing has changed: {file}\n", looked.stderr
     assert not file.exists()
-    refused = edit(tmp_path, "file.write_text('# mine\\nidle_minutes = -1\\nthreads = 2\\n')")
+    assert not drafts(home)
+    refused = edit(home, "file.write_text('# mine\\nidle_minutes = -1\\n')")
     assert refused.returncode == 2
     assert "line 2: `idle_minutes` must be" in refused.stderr
-    assert str(draft) in refused.stderr
+    (kept,) = drafts(home)
+    assert str(kept) in refused.stderr
     assert not file.exists()
-    mended = edit(tmp_path, "file.write_text(file.read_text().replace('-1', '7'))")
-    assert mended.stdout == f"Changed: {file}\n", mended.stderr
-    assert file.read_text() == "# mine\nidle_minutes = 7\nthreads = 2\n"
-    assert not draft.exists()
-    too_low = edit(tmp_path, "file.write_text('disk_max_bytes = 67108864')")
+    kept.unlink()
+    done = edit(home, "file.write_text('# mine\\nidle_minutes = 7\\n')")
+    assert done.stdout == f"Changed: {file}\n", done.stderr
+    too_low = edit(home, "file.write_text('disk_max_bytes = 67108864')")
     assert too_low.returncode == 2
     assert "run commons needs" in too_low.stderr
-    assert file.read_text().startswith("# mine")
+    assert file.read_text() == "# mine\nidle_minutes = 7\n"
 
 
-def test_an_edit_overwrites_nobody_elses_change(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
+@pytest.mark.parametrize("script", ["file.unlink()", "raise SystemExit(3)", "os.kill(0, 9)"])
+def test_an_editor_that_leaves_nothing_changes_nothing(home: Path, script: str) -> None:
+    file = home / "config.toml"
+    file.write_text("threads = 3\n")
+    script = script.replace("os.kill(0", "os.kill(os.getpid()")
+    refused = edit(home, script)
+    assert refused.returncode == 2
+    assert "the settings stay as they were" in refused.stderr
+    assert file.read_text() == "threads = 3\n"
+    assert not drafts(home), "it says nothing that the settings do not"
+
+
+def test_an_edit_overwrites_nobody_elses_change(home: Path) -> None:
+    file = home / "config.toml"
     change = "file.with_name('config.toml').write_text('threads = 3\\n')"
-    refused = edit(tmp_path, f"{change}; file.write_text('threads = 1\\n')")
+    refused = edit(home, f"{change}; file.write_text('threads = 1\\n')")
     assert refused.returncode == 2
     assert "changed by another program" in refused.stderr
     assert file.read_text() == "threads = 3\n"
-    os.utime(tmp_path / "config.draft.toml", (0, 0))
-    older = edit(tmp_path, "raise SystemExit('not opened')")
-    assert "was changed since the draft" in older.stderr
+    (kept,) = drafts(home)
+    assert kept.read_text() == "threads = 1\n"
 
 
-def test_an_editor_that_fails_or_is_none_is_told(tmp_path: Path) -> None:
-    failed = edit(tmp_path, "raise SystemExit(3)")
-    assert failed.returncode == 2
-    assert "ended with status 3" in failed.stderr
-    assert not (tmp_path / "config.toml").exists()
+def test_a_settings_file_elsewhere_stays_there(home: Path) -> None:
+    target = home.parent / "dotfiles.toml"
+    target.write_text("threads = 3\n")
+    (home / "config.toml").symlink_to(target)
+    assert edit(home, "file.write_text('threads = 2\\n')").returncode == 0
+    assert run(home, "config", "set", "idle_minutes", "7").returncode == 0
+    assert (home / "config.toml").is_symlink()
+    assert target.read_text() == "threads = 2\nidle_minutes = 7.0\n"
+
+
+def test_an_editor_may_use_ctrl_c(home: Path) -> None:
+    script = "import signal; signal.signal(2, lambda *_: None); os.kill(os.getppid(), 2)"
+    done = edit(home, f"{script}; os.kill(os.getpid(), 2); file.write_text('threads = 2\\n')")
+    assert done.returncode == 0, done.stderr
+    assert (home / "config.toml").read_text() == "threads = 2\n"
+
+
+def test_who_is_asked_may_correct_the_text(home: Path) -> None:
+    file, asked = home / "config.toml", list[str]()
+
+    def asks_again(error: ConfigError) -> bool:
+        asked.append(str(error))
+        program.write_text(mend)
+        return True
+
+    program, mend = home / "editor.sh", "sed -i s/-1/7/ $1"
+    program.write_text("echo 'idle_minutes = -1' > $1")
+    environ = {"EDITOR": f"sh {program}"}
+    assert edit_settings(file, environ, verify=lambda before, after: None, asks_again=asks_again)
+    assert len(asked) == 1
+    assert "idle_minutes" in asked[0]
+    assert file.read_text() == "idle_minutes = 7\n"
+    assert not drafts(home)
+
+
+def test_an_editor_that_is_none_is_told(home: Path) -> None:
     for editor, said in (("/no/such", "cannot be started"), ("'unclosed", "is no command")):
-        missing = run(tmp_path, "config", "edit", env={"VISUAL": editor})
+        missing = run(home, "config", "edit", env={"VISUAL": editor})
         assert missing.returncode == 2
         assert said in missing.stderr
-    nowhere = run(tmp_path, "config", "edit", env={"VISUAL": "", "EDITOR": "", "PATH": "/nowhere"})
+    nowhere = run(home, "config", "edit", env={"VISUAL": "", "EDITOR": "", "PATH": "/nowhere"})
     assert "no editor is known" in nowhere.stderr
+    assert not drafts(home)
 
 
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:

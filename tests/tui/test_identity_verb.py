@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p.identity import load_or_create_identity
+from p2p.errors import IdentityError
+from p2p.identity import copy_identity, load_or_create_identity
 from tests.tui.command_line import run
 from volunteer.agent.signed_mark import SignedMark
 from volunteer.files import lock_folder
@@ -44,6 +46,43 @@ def test_a_copy_speaks_in_the_same_name_and_is_for_its_owner_alone(tmp_path: Pat
     again = run(home, "identity", "export", str(copy))
     assert again.returncode == 1
     assert "exists, and stays as it is" in again.stderr
+
+
+def test_a_copy_goes_where_links_do_not_and_has_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    peer_id = key_of(home)
+    assert "is a folder" in run(home, "identity", "export", str(tmp_path)).stderr
+    odd = os.fsencode(tmp_path) + b"/odd\xff"
+    told = run(home, "identity", "export", os.fsdecode(odd), "--json")
+    assert told.returncode == 0, told.stderr
+    assert load_or_create_identity(Path(os.fsdecode(odd))).peer_id == peer_id
+    refused = run(home, "identity", "export", "/proc/no/such")
+    assert "cannot write /proc/no/such" in refused.stderr
+
+    def no_link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_link)  # as on a memory stick
+    copy = tmp_path / "stick"
+    assert copy_identity(home / "identity.key", copy).peer_id == peer_id
+    with pytest.raises(IdentityError, match="exists"):
+        copy_identity(home / "identity.key", copy)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_import_heals_a_damaged_key_and_keeps_it(tmp_path: Path) -> None:
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    peer_id = key_of(home)
+    assert run(home, "identity", "export", str(copy)).returncode == 0
+    (home / "identity.key").write_bytes(b"damaged")
+    done = run(home, "identity", "import", str(copy))
+    assert done.returncode == 0, done.stderr
+    assert key_of(home) == peer_id
+    (kept,) = home.glob("identity-damaged-*.key")
+    assert kept.read_bytes() == b"damaged"
+    assert str(kept) in done.stdout
 
 
 def test_an_import_keeps_the_key_before_and_knows_not_how_far_it_signed(tmp_path: Path) -> None:
