@@ -21,7 +21,7 @@ from volunteer.errors import ControlError
 from volunteer.locations import Locations
 
 HISTORY_LIMIT = 2000
-# Rounds in one reply; about 350 bytes each, so below MAX_LINE_BYTES.
+"""Rounds in one reply; about 350 bytes each, so below MAX_LINE_BYTES."""
 _WIDTH_CELLS = 120
 
 
@@ -44,7 +44,7 @@ def stats(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Say what this machine has given, and what became of it."""
-    _verify_one_table(since_s, last, days)
+    _verify_one_table(since_s, csv_file, last, days)
     locations = Locations.from_environment(os.environ)
     if last is not None:
         from tui.contributions import show_contributions
@@ -69,19 +69,21 @@ def stats(
 
             points = client.request("history", list[RoundPoint], {"limit": HISTORY_LIMIT})
             write_rounds(csv_file, points)
-    lines = [msgspec.json.encode(figures).decode()] if as_json else stats_text(figures)
+    lines = [msgspec.json.encode(figures).decode()] if as_json else _stats_lines(figures)
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
-def _verify_one_table(since_s: float | None, last: int | None, days: int | None) -> None:
+def _verify_one_table(
+    since_s: float | None, csv_file: Path | None, last: int | None, days: int | None
+) -> None:
     """Refuse what would be passed over in silence."""
-    given = {"--since": since_s, "--contributions": last, "--days": days}
+    given = {"--since": since_s, "--csv": csv_file, "--contributions": last, "--days": days}
     names = [name for name, value in given.items() if value is not None]
-    if len(names) > 1:
+    if len(names) > 1 and (last is not None or days is not None):
         raise typer.BadParameter(f"{' and '.join(names)} are different tables: ask for one")
 
 
-def stats_text(figures: Stats) -> Sequence[str]:
+def _stats_lines(figures: Stats) -> Sequence[str]:
     """Return what a person reads."""
     from datetime import datetime
 

@@ -57,6 +57,7 @@ def test_where_no_agent_runs_there_is_nothing_to_stop(home: Path, verb: str) -> 
         "stats --contributions 1001",
         "stats --since 7",
         "stats --since 7d --days 7",
+        "stats --csv rounds.csv --contributions 5",
         "demo --volunteers 0",
         "demo --minutes 0.9",
         "demo --minutes nan",
