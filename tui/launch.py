@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from tui.client import CHANGE_DEADLINE_S, ControlClient
 from tui.wording import clean
 from volunteer.answers import Status
-from volunteer.errors import ConfigError, ControlError, NoAgentError, VolunteerError
+from volunteer.errors import ConfigError, ControlError, NoAgentError
 from volunteer.files import PRIVATE_FILE_MODE
 from volunteer.locations import HOME_VARIABLE, Locations
 
@@ -106,19 +106,14 @@ def _verify_run(
     locations: Locations, run_file: Path, round_s: float | None, config: Config
 ) -> None:
     """Check a run as the agent does; no key is made for it."""
-    from p2p.errors import IdentityError
-    from p2p.identity import load_or_create_identity
+    from volunteer.own_identity import read_identity
     from volunteer.run import read_run_spec
     from volunteer.run_owner import verify_publisher, verify_round_length, verify_sources
 
     spec, source = read_run_spec(run_file), str(run_file)
     verify_publisher(spec, source=source)
     verify_round_length(spec, round_s, source=source)
-    key_file = locations.identity_file
-    try:
-        me = load_or_create_identity(key_file).peer_id if key_file.exists() else ""
-    except IdentityError as error:
-        raise VolunteerError(str(error), hint=error.hint) from error
+    me = read_identity(locations).peer_id if locations.identity_file.exists() else ""
     verify_sources(spec, config, me)
 
 
