@@ -227,28 +227,33 @@ class Dht:
             found = await kad.peer_routing.find_closest_peers_network(self._key)
             self._nearest, self._nearest_at = [p for p in found if p != kad_host.get_id()], now
         self._connected_then = connected
-        answered: list[ID] = []
+        reached: list[ID] = []
         told = self._nearest[:NUM_TOLD]
         num_asked = min(NUM_ASKED, len(told)) if is_settled else len(told)
         asked = _CHANCE.sample(told, num_asked)  # others the next time
         async with trio.open_nursery() as nursery:
             for peer in told:
-                nursery.start_soon(self._tell, kad_host, peer, peer in asked, answered)
-        if len(answered) < NUM_TOLD // 2:
+                nursery.start_soon(self._tell, kad_host, peer, peer in asked, reached)
+        if len(reached) < NUM_TOLD // 2:
             self._nearest = []  # look them up anew the next time
 
-    async def _tell(
-        self, kad_host: KadHost, peer: ID, has_to_answer: bool, answered: list[ID]
-    ) -> None:
-        """Announce ourselves to a peer that keeps the list, and read the list, on one stream."""
+    async def _tell(self, kad_host: KadHost, peer: ID, is_asked: bool, reached: list[ID]) -> None:
+        """Announce ourselves to a peer that keeps the list; if it is asked, read the list as well.
+
+        Args:
+            kad_host: for one stream, which both go on.
+            peer: to whom.
+            is_asked: whether to read the list.
+            reached: `peer` is added to it if it could be told.
+        """
         with contain("dht question", level=logging.DEBUG):
             stream = await kad_host.new_stream(peer, ())
             try:
                 await stream.announce(self._key)
-                response = await stream.ask_for_providers(self._key) if has_to_answer else None
+                response = await stream.ask_for_providers(self._key) if is_asked else None
             finally:
                 await stream.close()
-            answered.append(peer)
+            reached.append(peer)
             if response is None:
                 return
             for peer_id, addresses in providers_in(response).items():
