@@ -91,6 +91,16 @@ def main() -> int:
     return AGENT_STOOD_STILL_STATUS if watch.stood_still else 0
 
 
+def _choose_torch_environment() -> None:
+    """Set what torch reads from the environment; to be called before it is imported."""
+    # Read at the import. Its threads then sleep while they wait for each other: spinning takes the
+    # owner's CPU, and is 3 to 6 times slower where cores are busy.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Read at its first large vector, which then has pages of 2 MiB where the system grants them: a
+    # new vector of the model's size costs a third.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
 def _train(
     arguments: argparse.Namespace,
     inbox: Inbox[TrainerCommand],
@@ -101,12 +111,7 @@ def _train(
     Raises:
         VolunteerError: training cannot go on.
     """
-    # torch reads it when it is imported. Its threads then sleep while they wait for each other:
-    # spinning takes the owner's CPU, and is 3 to 6 times slower where cores are busy.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # It reads this one at its first large vector, which then has pages of 2 MiB where the system
-    # grants them: a new vector of the model's size costs a third.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    _choose_torch_environment()
     import torch
 
     from volunteer.training.devices import choose_device, is_out_of_memory, limit_memory
