@@ -34,7 +34,7 @@ _BEGINS_ANEW = (
 )
 _CONTRIBUTING = "Nothing stands against it: nobody uses this machine, and nothing else does."
 _SILENT = (
-    "What this volunteer has signed in this run is not on its disk: it trains, and signs "
+    "What this volunteer may have signed in this run is not on its disk: it trains, and signs "
     "nothing until that cannot be signed twice."
 )
 _SILENT_ENDS = (
