@@ -272,7 +272,7 @@ class Ledger:
         return self._run(lambda connection: queries.read_stats(connection, since_utc or ""))
 
     def stats_of_last(self, seconds: float) -> Stats:
-        """Return what was done since the begin of the UTC day that was `seconds` ago.
+        """Return what was done since the beginning of the UTC day that was `seconds` ago.
 
         Whole days, for only contributions are kept by the instant (`stats`).
         """
