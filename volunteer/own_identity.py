@@ -1,6 +1,6 @@
 """The owner's hands on the key: see it, keep a copy, put a copy in its place.
 
-Runs in: the command line.
+Runs in: the command line; the agent asks where the mark of a key from elsewhere is.
 
 Write order of an import: the mark that the key comes from elsewhere, away with what is known of how
 far it has signed here (agent/signed_mark.py), the copy of the key before, the key. A kill leaves
