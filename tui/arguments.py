@@ -16,6 +16,8 @@ MIN_DEMO_MINUTES, MAX_DEMO_MINUTES = 1.0, 24 * 60.0
 MIN_ROUND_S, MAX_ROUND_S = 1.0, 86400.0
 # As in volunteer.run; checked by a test.
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
 LastContributions = Annotated[
     int | None,
     typer.Option("--contributions", metavar="N", min=1, max=1000, help="Only the last N."),

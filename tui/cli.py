@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from tui import arguments, launch
+from tui.arguments import AsJson
 from tui.client import DEADLINE_S, ControlClient
 from tui.config_verb import config_app
 from tui.demo import demo
@@ -60,7 +61,6 @@ app.command()(setup)
 app.command()(stats)
 
 LogSource = Literal["agent", "trainer", "aggregator", "sampler"]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 def main() -> NoReturn:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from tui.arguments import AsJson
 from tui.wording import format_bytes
 from volunteer.locations import Locations
 from volunteer.printable import printable
@@ -36,7 +37,7 @@ def get_setting(
     key: Annotated[
         str | None, typer.Argument(metavar="[KEY]", help="A setting; without: all of them.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print a setting, or all, as they hold: from the file, or the default."""
     from volunteer.config import load_config

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from tui import arguments
+from tui.arguments import AsJson
 from volunteer.errors import VolunteerError
 from volunteer.interrupts import holding_signals
 
@@ -47,7 +48,7 @@ def demo(
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep everything in this folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a whole swarm on this machine, in a folder of its own."""
     flags = ["--json"] if as_json else []

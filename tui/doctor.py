@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tui.arguments import AsJson
 from tui.client import ControlClient
 from tui.wording import clean
 from volunteer.doctor.check import Area, Check, Report
@@ -35,7 +36,7 @@ def doctor(
         Area | None,
         typer.Argument(metavar="[idle|gpu|network|disk|terminal|clock]", help="Default: all."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check this machine: what is seen, and the command that helps.
 

@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tui.arguments import AsJson
 from tui.client import ControlClient
 from tui.wording import clean
 from volunteer.answers import Status
@@ -37,7 +38,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 def export(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made if need be.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the shared weights as Hugging Face's libraries load them.
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tui.arguments import AsJson
 from tui.wording import clean
 from volunteer.locations import Locations
 
@@ -21,7 +22,6 @@ identity_app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 class IdentityAnswer(msgspec.Struct, frozen=True, kw_only=True):

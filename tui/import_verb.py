@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tui.arguments import AsJson
 from tui.wording import clean
 from volunteer.answers import Imported
 from volunteer.errors import VolunteerError
@@ -44,7 +45,7 @@ def import_model(
     is_bytes: Annotated[
         bool, typer.Option("--bytes", help="It has no tokenizer.json: its tokens are bytes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a run that begins from a Hugging Face model (Llama's shape); needs no agent."""
     run_name = name or name_of(directory)

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from tui import lab_training
+from tui.arguments import AsJson
 
 MAX_PEERS, MAX_ROUNDS, MAX_SEEDS, MAX_SEED = 2000, 1000, 100_000, 2**31
 
@@ -53,7 +54,7 @@ def simulate(
         int,
         typer.Option(metavar="N", min=0, max=64, help="Gossip neighbours; 0: all reach all."),
     ] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run the round protocol of many members in virtual time, over a net that fails.
 

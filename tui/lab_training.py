@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tui.arguments import AsJson
 from volunteer.interrupts import holding_signals
 
 LAB_COMMAND = (sys.executable, "-P", "-m", "volunteer.lab.training")
@@ -66,7 +67,6 @@ Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder of the results; default: lab-results/EXPERIMENT."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 def list_experiments(as_json: AsJson = False) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from tui.arguments import AsJson
 from tui.wording import clean
 from volunteer.errors import RunSpecError, VolunteerError
 from volunteer.locations import Locations
@@ -35,7 +36,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 def publish(
     run_file: Annotated[Path, typer.Argument(metavar="FILE", help="A RunSpec of your own.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Sign a RunSpec as its publisher, in the file; any change of it needs another signature."""
     locations = Locations.from_environment(os.environ)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from tui.arguments import AsJson
 from volunteer.locations import Locations
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ service_app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 @service_app.command()

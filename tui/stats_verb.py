@@ -41,7 +41,7 @@ def stats(
     ] = None,
     last: arguments.LastContributions = None,
     days: arguments.LastDays = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Say what this machine has given, and what became of it."""
     _verify_one_table(since_s, csv_file, last, days)
