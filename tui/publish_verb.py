@@ -69,7 +69,7 @@ def sign_file(file: Path, locations: Locations) -> RunSpec:
     try:
         identity = load_or_create_identity(locations.identity_file)
     except IdentityError as error:
-        raise VolunteerError(str(error)) from error
+        raise VolunteerError(str(error), hint=error.hint) from error
     if spec.publisher not in ("", identity.peer_id):
         raise RunSpecError(
             f"{file}: its publisher is {spec.publisher}",
