@@ -40,16 +40,16 @@ class _LateOffers(MessageCache):  # type: ignore[misc] # libp2p is untyped
 class GuardedGossipSub(gossipsub_module.GossipSub):  # type: ignore[misc] # libp2p is untyped
     """The gossip router."""
 
-    def add_peer(self, peer_id: ID, protocol_id: TProtocol | None) -> None:
-        """Note how to speak to a neighbour: packed gossip says what gossipsub 1.2 says."""
-        is_packed = protocol_id == PACKED_PROTOCOL
-        super().add_peer(peer_id, gossipsub_module.PROTOCOL_ID_V12 if is_packed else protocol_id)
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.mcache = _LateOffers(1, HISTORY)
         self.known_to: dict[bytes, set[ID]] = {}
         """Of each message that is on its way through here: who has sent it to us."""
+
+    def add_peer(self, peer_id: ID, protocol_id: TProtocol | None) -> None:
+        """Note how to speak to a neighbour: packed gossip says what gossipsub 1.2 says."""
+        is_packed = protocol_id == PACKED_PROTOCOL
+        super().add_peer(peer_id, gossipsub_module.PROTOCOL_ID_V12 if is_packed else protocol_id)
 
     async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
         """Send a message to the mesh: our own at once, others' after a moment.

@@ -99,7 +99,7 @@ def new_pubsub(
     """Make the publish-subscribe service; its router is a service too."""
     router = GuardedGossipSub(
         protocols=[PACKED_PROTOCOL, PROTOCOL_ID_V12, PROTOCOL_ID_V11],
-        # Of six, seven copies of each message arrive; what is lost comes by other ways as well.
+        # With six, seven copies of each message came; what is lost comes by other ways as well.
         degree=3,
         degree_low=2,
         degree_high=4,

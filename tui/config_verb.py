@@ -19,7 +19,7 @@ from volunteer.printable import printable
 
 if TYPE_CHECKING:
     from volunteer.config import Config
-    from volunteer.errors import ConfigError
+    from volunteer.errors import VolunteerError
     from volunteer.run import RunSpec
 
 LIMIT_KEYS = frozenset({"disk_max_bytes", "ram_max_bytes", "gpu_max_bytes"})
@@ -105,7 +105,7 @@ def edit_file() -> None:
     _write(f"{'Changed' if is_changed else 'Nothing has changed'}: {file}")
 
 
-def _asks_again(error: ConfigError) -> bool:
+def _asks_again(error: VolunteerError) -> bool:
     """Tell what is wrong and ask, where there is somebody to answer."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False

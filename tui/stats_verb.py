@@ -68,7 +68,8 @@ def stats(
             from tui.round_table import write_rounds
 
             points = client.request("history", list[RoundPoint], {"limit": HISTORY_LIMIT})
-            write_rounds(csv_file, points)
+            # Both are UTC in one form, which sorts as the time does.
+            write_rounds(csv_file, [p for p in points if p.applied_utc >= figures.since_utc])
     lines = [msgspec.json.encode(figures).decode()] if as_json else _stats_lines(figures)
     sys.stdout.writelines(f"{line}\n" for line in lines)
 

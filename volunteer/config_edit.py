@@ -21,7 +21,7 @@ from pathlib import Path
 
 from volunteer.config import Config, parse_config, read_config_text
 from volunteer.config_file import DEFAULTS, toml_of
-from volunteer.errors import ConfigError
+from volunteer.errors import ConfigError, StorageFullError, VolunteerError
 from volunteer.files import replace_file, turn_in_folder
 
 EDITORS = ("sensible-editor", "nano", "vi", "notepad")
@@ -33,7 +33,7 @@ def edit_settings(
     environ: Mapping[str, str],
     *,
     verify: Callable[[Config, Config], None],
-    asks_again: Callable[[ConfigError], bool] = lambda error: False,
+    asks_again: Callable[[VolunteerError], bool] = lambda error: False,
 ) -> bool:
     """Have the owner edit the settings; return whether they are others now.
 
@@ -63,7 +63,7 @@ def edit_settings(
                 draft_file.unlink()
                 return False
             _take_over(file, before, text, draft_file, verify)
-        except ConfigError as error:
+        except (ConfigError, StorageFullError) as error:
             if draft_file.exists() and asks_again(error):
                 continue
             raise _told_where(error, draft_file, begun_with) from error
@@ -71,7 +71,7 @@ def edit_settings(
         return True
 
 
-def _told_where(error: ConfigError, draft_file: Path, begun_with: str) -> ConfigError:
+def _told_where(error: VolunteerError, draft_file: Path, begun_with: str) -> VolunteerError:
     """Return the error with where the owner's text is, if there is one."""
     hint = "the settings stay as they were"
     with contextlib.suppress(ConfigError):
@@ -79,7 +79,7 @@ def _told_where(error: ConfigError, draft_file: Path, begun_with: str) -> Config
             draft_file.unlink()
     if draft_file.exists():
         hint += f"; your text is kept in {draft_file}"
-    return ConfigError(str(error), hint=hint)
+    return type(error)(str(error), hint=hint)
 
 
 def _read_draft(draft_file: Path) -> str:

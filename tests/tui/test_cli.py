@@ -113,6 +113,11 @@ def test_stats_since_a_day_are_asked_for_and_said_so(home: Path, fake: FakeAgent
     fake.stats = make_stats(since_utc="2026-11-24T00:00:00Z")
     assert run(home, "stats", "--since", "7d").stdout.startswith("Since 2026-11-24 (UTC)")
     assert fake.requests[-1].args == {"since_s": 7 * 86400.0}
+    newest = max(point.applied_utc for point in fake.history)
+    fake.stats = make_stats(since_utc=newest)
+    assert run(home, "stats", "--since", "7d", "--csv", str(home / "week.csv")).returncode == 0
+    with (home / "week.csv").open(encoding="utf-8", newline="") as stream:
+        assert {row["applied_utc"] for row in csv.DictReader(stream)} == {newest}
 
 
 def test_a_csv_that_cannot_be_written_is_one_line(home: Path, fake: FakeAgent) -> None:

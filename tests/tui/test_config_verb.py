@@ -12,7 +12,7 @@ import pytest
 from tests.tui.command_line import run
 from volunteer.config import Config
 from volunteer.config_edit import edit_settings
-from volunteer.errors import ConfigError
+from volunteer.errors import VolunteerError
 
 pytestmark = pytest.mark.slow
 
@@ -144,7 +144,7 @@ def test_an_editor_may_use_ctrl_c(home: Path) -> None:
 def test_who_is_asked_may_correct_the_text(home: Path) -> None:
     file, asked = home / "config.toml", list[str]()
 
-    def asks_again(error: ConfigError) -> bool:
+    def asks_again(error: VolunteerError) -> bool:
         asked.append(str(error))
         program.write_text(mend)
         return True

@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-AWAY_PART = 2
-"""A member to which nothing has come, not even a tick, for a round divided by this was away."""
+AWAY_FRACTION = 0.5
+"""A member to which nothing has come, not even a tick, for this part of a round was away."""
 LEAST_AWAY_S = 10.0
 """A busy machine's ticks may be late by seconds, which is much of a short round."""
 
 
 @dataclass(slots=True)
 class Presence:
-    """Own clock, in seconds."""
+    """Since when a member is there, on its own clock in seconds, and whether it has left."""
 
     since_s: float = -math.inf
     """When it began to contribute, or was there again."""
@@ -32,7 +32,7 @@ class Presence:
 
     def hear(self, now_s: float, round_s: float) -> None:
         """Something has come: a tick, if nothing else."""
-        if now_s - self.heard_at_s > max(LEAST_AWAY_S, round_s / AWAY_PART):
+        if now_s - self.heard_at_s > max(LEAST_AWAY_S, AWAY_FRACTION * round_s):
             self.since_s = now_s
         self.heard_at_s = now_s
 

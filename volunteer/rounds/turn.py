@@ -186,7 +186,7 @@ def is_left_behind(known: Knowledge, tip: ChainFacts, best: str, me: str) -> boo
 
 
 def _standing_above(known: Knowledge, ancestor: str, best: str) -> frozenset[str]:
-    """Return whose contributions stand on the chain from `ancestor` to `best`, both left out.
+    """Return whose contributions stand on the chain above `ancestor`, up to `best`.
 
     Without those who have proposed it: alone they stand on nothing, and may keep its blobs back.
     """
@@ -204,6 +204,11 @@ def is_child_on_its_way(known: Knowledge, tip: ChainFacts, may_wait: bool) -> bo
     """Return whether another child of `tip` makes a proposal needless (rule 23).
 
     A child that only its proposer stands on delays nobody: it may be withheld.
+
+    Args:
+        known: what the member knows.
+        tip: where it stands.
+        may_wait: for a child that others stand on, since it has not stood there for long.
     """
     tree = known.headers
     for child in known.children.get(tip.commit_id, ()):
