@@ -29,7 +29,7 @@ from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 
 from p2p.conduct import Misdeed
 from p2p.contain import contain
-from p2p.gossip_packing import PACKED_PROTOCOL, PackedStream, Unpacker
+from p2p.gossip_packing import PACKED_PROTOCOL, PackedStream, Unpacker, most_packed_bytes
 from p2p.token_buckets import TokenBuckets
 
 MAX_TOPIC_CHARS: Final = 128
@@ -73,25 +73,27 @@ class GuardedPubsub(pubsub_module.Pubsub):  # type: ignore[misc] # libp2p is unt
         New: stock code starts a task for each message, of which a frame may hold thousands.
         """
         peer = stream.muxed_conn.peer_id
-        unpacker = Unpacker() if stream.get_protocol() == PACKED_PROTOCOL else None
+        most_bytes = self.max_inbound_rpc_size
+        unpacker = None
+        if stream.get_protocol() == PACKED_PROTOCOL:
+            unpacker, most_bytes = Unpacker(), most_packed_bytes(most_bytes)
         with contextlib.suppress(StreamError, IOException, RawConnError):  # it ended
             while self.manager.is_running:
                 try:
-                    frame = await read_varint_prefixed_bytes_limited(
-                        stream, self.max_inbound_rpc_size
-                    )
+                    frame = await read_varint_prefixed_bytes_limited(stream, most_bytes)
                     num_bytes = len(frame)
-                    if unpacker is not None:
+                    is_over = self._is_over(peer, num_bytes + GOSSIP_FRAME_BYTES)
+                    if unpacker is not None:  # also what is ignored: what follows depends on it
                         frame = unpacker.unpack(frame, self.max_inbound_rpc_size)
-                    await self._take_frame(peer, frame, num_bytes)
+                        is_over |= self._is_over(peer, max(0, len(frame) - num_bytes))
+                    if not is_over:
+                        await self._take_frame(peer, frame, num_bytes)
                 except (MessageTooLarge, ParseError, DecodeError):
                     self._note_misdeed(str(peer), Misdeed.GOSSIP_MALFORMED)
                     raise
 
     async def _take_frame(self, peer: ID, frame: bytes, num_bytes: int) -> None:
-        """Act on a frame that came as `num_bytes` bytes."""
-        if self._is_over(peer, len(frame) + GOSSIP_FRAME_BYTES):
-            return
+        """Act on a frame that came as `num_bytes` bytes, which are paid for."""
         rpc = rpc_pb2.RPC()
         rpc.ParseFromString(frame)
         control = rpc.control

@@ -29,8 +29,15 @@ from p2p.tcp_stream import tcp_stream_of
 PACKED_PROTOCOL: Final = TProtocol("/allmende/meshsub/1")
 WINDOW_BITS: Final = 14  # what is looked back on: 16 KiB, some twenty records
 MEMORY_LEVEL: Final = 7  # with the window 128 KiB for each neighbour that we send to
+SPARE_FRACTION: Final = 64  # what does not pack gets longer, by far less than a 64th of it
+SPARE_BYTES: Final = 64
 _TAIL: Final = b"\x00\x00\xff\xff"
 """Every flush ends in it, so it is left out (as in RFC 7692, section 7.2.1)."""
+
+
+def most_packed_bytes(frame_bytes: int) -> int:
+    """Return how long a frame of so many bytes is at most when it is packed."""
+    return frame_bytes + frame_bytes // SPARE_FRACTION + SPARE_BYTES
 
 
 class Packer:
@@ -57,7 +64,8 @@ class Unpacker:
         """Return the frame; no more than `max_bytes` are ever unpacked, whatever is claimed.
 
         Raises:
-            ParseError: It is malformed, or the frame is larger. The stream is of no use any more.
+            ParseError: It is malformed, or the frame is larger, or less than half as long as what
+                came, which only costs time. The stream is of no use any more.
         """
         try:
             frame = self._inflate.decompress(packed + _TAIL, max_bytes + 1)
@@ -65,6 +73,8 @@ class Unpacker:
             raise ParseError(f"a packed frame that is none: {error}") from error
         if len(frame) > max_bytes or self._inflate.eof:
             raise ParseError("a packed frame that is too large, or ends the stream")
+        if len(packed) > 2 * len(frame) + SPARE_BYTES:
+            raise ParseError(f"{len(packed)} packed bytes for a frame of {len(frame)}")
         return frame
 
 

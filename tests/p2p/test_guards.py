@@ -9,11 +9,13 @@ from pathlib import Path
 import libp2p
 import pytest
 import trio
+from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils.varint import encode_varint_prefixed
 
 from p2p import guarded_yamux, guards
 from p2p.contain import contain
 from p2p.errors import P2PError, RequestRefusedError, UnsupportedLibp2pError
+from p2p.gossip_guards import GOSSIP_BYTES_BURST
 from p2p.gossip_packing import PACKED_PROTOCOL, Packer
 from p2p.identity import Identity
 from p2p.swarm import Swarm, SwarmConfig, open_swarm
@@ -108,10 +110,13 @@ async def test_garbage_on_the_pubsub_protocol_is_survived(garbage: bytes) -> Non
         await assert_serving(one)
 
 
-@pytest.mark.parametrize("garbage", [b"\xff" * 9, b"\x03\x00", Packer().pack(bytes(1 << 26))])
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\xff" * 9, b"\x03\x00", Packer().pack(bytes(1 << 26)), b"\x00\x00\x00\xff\xff" * 50_000],
+)
 @trio_test
 async def test_what_is_packed_to_harm_is_a_misdeed(garbage: bytes) -> None:
-    """The last one is 64 MiB of zeros in 64 KiB; what is unpacked is bounded."""
+    """At last 64 MiB of zeros in 64 KiB, and a long frame of nothing."""
     async with swarm() as one, swarm(*one.listen_addrs) as stranger:
         await until(lambda: is_connected(stranger, one))
         stream = await host_of(stranger).start_stream(one.peer_id, PACKED_PROTOCOL, timeout_s=5.0)
@@ -122,9 +127,24 @@ async def test_what_is_packed_to_harm_is_a_misdeed(garbage: bytes) -> None:
 
 
 @trio_test
-async def test_a_gossiped_message_with_a_false_author_is_survived() -> None:
-    from libp2p.pubsub.pb import rpc_pb2
+async def test_what_is_packed_is_charged_for_what_came_and_for_what_it_holds() -> None:
+    async with swarm() as one, swarm(*one.listen_addrs) as stranger:
+        await until(lambda: is_connected(stranger, one))
+        stream = await host_of(stranger).start_stream(one.peer_id, PACKED_PROTOCOL, timeout_s=5.0)
+        packer = Packer()
+        frame = rpc_pb2.RPC(publish=[rpc_pb2.Message(data=bytes(260_000))]).SerializeToString()
+        num_frames = (
+            GOSSIP_BYTES_BURST // len(frame) + 30
+        )  # and some seconds' allowance; below 100 messages
+        for _ in range(num_frames):
+            await stream.write(encode_varint_prefixed(packer.pack(frame)))
+        await until(lambda: one.statistics().misdeeds > 0)
+        await stream.reset()
+        await assert_serving(one)
 
+
+@trio_test
+async def test_a_gossiped_message_with_a_false_author_is_survived() -> None:
     async with swarm() as one, swarm(*one.listen_addrs) as stranger:
         heard: list[bytes] = []
 
