@@ -135,12 +135,16 @@ def read_packed(stream: bytes, limit: int = 262_144) -> list[bytes]:
             at, shift = at + 1, shift + 7
             if not stream[at - 1] & 128:
                 break
+        if length > limit + limit // 64 + 64:
+            raise MalformedError("too long")
         try:
             frame = inflate.decompress(stream[at : at + length] + b"\0\0\xff\xff", limit + 1)
         except zlib.error as error:
             raise MalformedError("not packed") from error
         if len(frame) > limit or inflate.eof:
             raise MalformedError("too long a frame, or the end")
+        if length > 2 * len(frame) + 64:
+            raise MalformedError("much for little")
         frames.append(frame)
         at += length
     return frames
