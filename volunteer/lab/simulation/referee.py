@@ -148,8 +148,14 @@ class Referee:
             self.books.check(member)
 
     def check_at_end(self, member: Member) -> None:
-        """Check all that a member has ever done."""
-        if member.me in self.honest and member.trainer is not None and member.trainer.is_idle:
+        """Check all that a member has ever done.
+
+        Of one that stands nowhere, since it has just restarted and fetches a state, that cannot be
+        said: what may still be listed depends on where it stands.
+        """
+        if member.machine.tip is None or member.me not in self.honest:
+            return
+        if member.trainer is not None and member.trainer.is_idle:
             self.books.check_all(member)
 
     def _note_facts(self, member: Member) -> None:
