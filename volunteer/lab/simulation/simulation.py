@@ -166,7 +166,8 @@ class Simulation:
 
     def _look(self) -> None:
         """Every few seconds: count switches, and how long tips differ."""
-        up = [m for m in self.members.values() if m.is_reachable and m.machine.tip is not None]
+        reachable = [m for m in self.members.values() if m.is_reachable]
+        up = [m for m in reachable if m.machine.tip is not None]
         for member in up:
             tip, before = member.machine.tip or "", self._moved.get(member.me)
             if before != tip:
@@ -178,7 +179,8 @@ class Simulation:
         now_s = self.world.now_s
         is_one = not honest or self._are_on_one_chain(honest)
         self._disagreement.look(now_s, is_one, lambda: self.world.is_whole([m.me for m in up]))
-        is_quiet = self.trouble.is_quiet and bool(honest) and is_one
+        all_stand = len(up) == len(reachable)
+        is_quiet = self.trouble.is_quiet and all_stand and bool(honest) and is_one
         if is_quiet and len(heads_of(honest, tallest_of(honest))) == 1:
             self._note_one_head(now_s)
         self.world.after(LOOK_EVERY_S, self._look)
