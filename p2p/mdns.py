@@ -18,9 +18,9 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVarTuple
+from typing import Any, Final, TypeVarTuple
 
 import trio
 from zeroconf import (
@@ -47,6 +47,7 @@ EVENTS_BURST: Final = 200.0
 LOOK_AT_INTERFACES_EVERY_S: Final = 5.0
 RETRY_EVERY_S: Final = 60.0
 GOODBYE_S: Final = 1.5  # to tell the network that we leave
+MDNS_PORT: Final = 5353
 LOOKUPS_PER_S: Final = 0.2
 LOOKUPS_BURST: Final = 5.0
 LOOKUP_MS: Final = 500  # for a record that did not come with the announcement
@@ -110,6 +111,32 @@ class LocalPeers:
     def known(self) -> list[tuple[str, list[Address]]]:
         """List the peers that are announced now."""
         return list(self._known.values())
+
+
+class _Lookup(ServiceInfo):
+    """What is known of an instance, and asked for."""
+
+    _asking: Coroutine[Any, Any, bool] | None = None
+
+    def async_request(
+        self,
+        zc: Zeroconf,
+        timeout: float,
+        question_type: DNSQuestionType | None = None,
+        addr: str | None = None,
+        port: int = MDNS_PORT,
+    ) -> Coroutine[Any, Any, bool]:
+        """Ask, and remember how."""
+        self._asking = super().async_request(zc, timeout, question_type, addr, port)
+        return self._asking
+
+    def give_up(self) -> None:
+        """End a question that zeroconf's loop, which has ended, will never come to.
+
+        Python would complain of it whenever it is found to be garbage.
+        """
+        if self._asking is not None:
+            self._asking.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +206,13 @@ class _Session(ServiceListener):
         """Take an instance that zeroconf has heard of, unless it is one too many."""
         if not name.startswith(self._prefix) or self._events.take("", time.monotonic()):
             return
-        service = ServiceInfo(type_, name)
+        service = _Lookup(type_, name)
         service.load_from_cache(zc)
         if not service.text and not self._lookups.take("", time.monotonic()):
             try:
                 service.request(zc, LOOKUP_MS, question_type=DNSQuestionType.QM)
             except (AssertionError, ZeroconfError):  # so it says that it is being closed
+                service.give_up()
                 if not self._is_over.is_set():
                     raise
         if service.text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
@@ -97,6 +99,15 @@ def test_an_announcement_that_comes_while_it_closes_is_let_go() -> None:
 
 def _address_of(one: Swarm) -> Address:
     return one._keeper.addresses()[0]
+
+
+def test_a_question_that_nobody_will_come_to_leaves_nothing_behind() -> None:
+    lookup = mdns._Lookup(mdns.SERVICE, f"any.{mdns.SERVICE}")
+    lookup.give_up()
+    asking = lookup.async_request(cast("zeroconf.Zeroconf", None), 1.0)
+    lookup.give_up()
+    del lookup, asking
+    gc.collect()  # a coroutine that was never awaited would be complained of here
 
 
 @trio_test
